@@ -6,7 +6,7 @@
 
 #include "attention/kernels/common/grouped_queries.h"
 #include "attention/kernels/common/masked_softmax.h"
-#include "configs/attention.pb.h"
+#include "configs/schema/attention.pb.h"
 
 namespace birkhoff {
 namespace {
@@ -85,7 +85,7 @@ at::Tensor LogitTerms::attend(const at::Tensor& q_BH1D, const at::Tensor& k_BHSD
 at::Tensor LogitTerms::attend_listed(const at::Tensor& q_BH1D, const at::Tensor& k_BHSD,
                                      const at::Tensor& v_BHSD, const at::Tensor& token_BHKW,
                                      const at::Tensor& visible_BHKW, std::int64_t now,
-                                     PlaceMerge merge) const {
+                                     SlotMerge merge) const {
   const std::int64_t H = q_BH1D.size(1), key_heads = token_BHKW.size(1), K = token_BHKW.size(2),
                      D = q_BH1D.size(3);
   const auto gather = [&](const at::Tensor& x_BHSD) {  // [B, key heads, K, W, D]
@@ -111,7 +111,7 @@ at::Tensor LogitTerms::attend_listed(const at::Tensor& q_BH1D, const at::Tensor&
   const auto sink_as = [&](at::IntArrayRef sizes) {
     return sink_H.defined() ? sink_H.view(sizes) : sink_H;
   };
-  const bool one_softmax = merge == PlaceMerge::kOneSoftmax;
+  const bool one_softmax = merge == SlotMerge::kOneSoftmax;
   const at::Tensor p_BHK1W =
       (one_softmax ? masked_softmax(logits_BHKW.flatten(2), visible.flatten(2), sink_as({1, H, 1}))
                          .view_as(logits_BHKW)

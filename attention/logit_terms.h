@@ -36,8 +36,7 @@ class LogitTerms {
   // softmax over all lists, or the mean of one softmax per list that has a visible key.
   at::Tensor attend_listed(const at::Tensor& q_BH1D, const at::Tensor& k_BHSD,
                            const at::Tensor& v_BHSD, const at::Tensor& token_BHKW,
-                           const at::Tensor& visible_BHKW, std::int64_t now,
-                           PlaceMerge merge) const;
+                           const at::Tensor& visible_BHKW, std::int64_t now, SlotMerge merge) const;
 
   // Whether outputs stay weighted means of values.
   bool is_convex() const { return !relative_.values_HRD.defined() && !sink_H_.defined(); }

@@ -80,7 +80,7 @@ struct MechanismTraits {
   bool ties_key_value = false;
   // Supports cross-attention: queries may belong to another sequence than the keys, of another
   // length. Each output then depends on its own query only, so that queries may come one at a time.
-  bool crosses = false;
+  bool supports_cross_attention = false;
   // The next three tell tests what to expect. An output is a weighted mean of values that its query
   // sees.
   bool convex = false;

@@ -1,7 +1,7 @@
 #include "cluster/mesh.h"
 
 #include "cluster/base/error.h"
-#include "configs/config.pb.h"
+#include "configs/schema/config.pb.h"
 
 #ifdef BIRKHOFF_CUDA
 #include "cluster/nccl_group.h"

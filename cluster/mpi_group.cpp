@@ -201,9 +201,9 @@ std::unique_ptr<Work> MpiGroup::do_all_to_all(at::Tensor output,
 
 std::unique_ptr<Work> MpiGroup::do_broadcast(at::Tensor tensor, int root) {
   return submit([this, tensor = std::move(tensor), root] {
-    constexpr std::size_t kMostBytes = std::size_t{1} << 30;
-    for (std::size_t start = 0; start < tensor.nbytes(); start += kMostBytes) {
-      const std::size_t num_bytes = std::min(kMostBytes, tensor.nbytes() - start);
+    constexpr std::size_t kMaxBytes = std::size_t{1} << 30;
+    for (std::size_t start = 0; start < tensor.nbytes(); start += kMaxBytes) {
+      const std::size_t num_bytes = std::min(kMaxBytes, tensor.nbytes() - start);
       requests_.emplace_back();
       mpi_check(MPI_Ibcast(bytes_of(tensor) + start, static_cast<int>(num_bytes), MPI_BYTE, root,
                            comm_, &requests_.back()),

@@ -5,7 +5,7 @@
 
 #include "cluster/base/error.h"
 #include "cluster/base/instruction_set.h"
-#include "configs/config_io.h"
+#include "configs/loader/config_io.h"
 #include "launcher/command_line.h"
 #include "launcher/failure.h"
 #include "launcher/output.h"

@@ -1,4 +1,5 @@
 #include "launcher/command_line.h"
+#include "launcher/versions.h"
 
 #include <map>
 
@@ -154,11 +155,12 @@ void CommandLine::add_train() {
       ->check(CLI::Range(0, 65536))
       ->needs(ranks)
       ->capture_default_str();
-  c->add_option("--least-ranks", train_.least_ranks,
+  c->add_option("--min-ranks", train_.min_ranks,
                 "in a Slurm job: minimum number of ranks to continue with after losing nodes; "
                 "default: --ranks")
       ->check(CLI::Range(1, 4096))
       ->needs(ranks);
+  c->add_option("--least-ranks", train_.min_ranks)->group("");  // its former name, not shown
   add_launch(c, ranks, train_.launch);
   add_settings(c, train_.settings);
   c->add_flag("--fresh", train_.fresh,

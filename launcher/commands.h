@@ -31,10 +31,10 @@ int prepare_command(const PrepareArguments& arguments, std::ostream& out, std::o
 
 struct TrainArguments {
   std::string config, run;
-  std::optional<int> ranks;        // start mpirun with this many ranks and supervise it
-  int restarts = 0;                // with `ranks`: maximum restarts in a row without a new save
-  int spare_nodes = 0;             // of a Slurm job: spares for lost nodes
-  std::optional<int> least_ranks;  // minimum after losing nodes; not set: `ranks`
+  std::optional<int> ranks;      // start mpirun with this many ranks and supervise it
+  int restarts = 0;              // with `ranks`: maximum restarts in a row without a new save
+  int spare_nodes = 0;           // of a Slurm job: spares for lost nodes
+  std::optional<int> min_ranks;  // minimum after losing nodes; not set: `ranks`
   LaunchOptions launch;
   std::vector<std::string> settings;
   bool fresh = false;  // move the old contents of the run folder and start over
@@ -119,7 +119,7 @@ struct SubmitArguments {
   int nodes = 1;
   std::string time;                   // limit per job, as sbatch accepts it; empty: the profile's
   int restarts = 3, spare_nodes = 0;  // as in TrainArguments
-  std::optional<int> least_ranks;
+  std::optional<int> min_ranks;
   bool fresh = false;
   int chain = 1;      // length of the chain of jobs that continue the run
   std::string sweep;  // "path=value,value,...": a run RUN/value for each; empty: one run
@@ -176,7 +176,7 @@ int bench_step_command(const BenchStepArguments& arguments, std::ostream& out);
 
 struct BenchAttentionArguments {
   std::vector<std::string> line;
-  // Mechanisms of configs/attention.proto: a name, or text with its fields.
+  // Mechanisms of configs/schema/attention.proto: a name, or text with its fields.
   std::vector<std::string> mechanisms = {"block_local { block: 64 }", "sinkhorn { block: 64 }"};
   std::vector<std::int64_t> lengths = {1024};
   std::int64_t batch = 4, heads = 4, head_dim = 64;
@@ -193,8 +193,5 @@ int config_print_command(const std::string& file, const std::vector<std::string>
                          std::ostream& out, std::ostream& err);
 int config_diff_command(const std::string& before, const std::string& after, std::ostream& out);
 int config_reference_command(std::ostream& out);
-
-// Versions of the program and of everything that it links.
-std::string version_text();
 
 }  // namespace birkhoff

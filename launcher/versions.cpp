@@ -1,8 +1,8 @@
+#include "launcher/versions.h"
+
 #include <torch/version.h>
 
 #include <sstream>
-
-#include "launcher/commands.h"
 
 namespace birkhoff {
 

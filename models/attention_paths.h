@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "attention/kernels/common/path.h"
-#include "configs/config.pb.h"
+#include "configs/schema/config.pb.h"
 #include "data/batch/batch.h"
 #include "models/model.h"
 

@@ -8,7 +8,7 @@
 #include <algorithm>
 
 #include "cluster/base/error.h"
-#include "configs/config.pb.h"
+#include "configs/schema/config.pb.h"
 
 namespace birkhoff {
 
@@ -51,15 +51,15 @@ LossSums LanguageModel::loss_sums(const Batch& batch, const std::optional<NoiseK
 LossSums LanguageModel::output_loss(const at::Tensor& x_BTC, const at::Tensor& targets_BT,
                                     const at::Tensor& mask_BT) const {
   // 256 MiB in fp32, and as much again for the log-softmax.
-  constexpr std::int64_t kMostLogits = std::int64_t{1} << 26;
+  constexpr std::int64_t kMaxLogits = std::int64_t{1} << 26;
   const std::int64_t vocabulary = output_VE.size(0), tokens = targets_BT.numel();
-  if (c10::GradMode::is_enabled() || tokens * vocabulary <= kMostLogits) {
+  if (c10::GradMode::is_enabled() || tokens * vocabulary <= kMaxLogits) {
     return cross_entropy_sums(output_logits(x_BTC), targets_BT, mask_BT);
   }
   const at::Tensor x_1NC = x_BTC.flatten(0, 1).unsqueeze(0);
   const at::Tensor targets_1N = targets_BT.reshape({1, tokens}),
                    mask_1N = mask_BT.reshape({1, tokens});
-  const std::int64_t rows = std::max<std::int64_t>(1, kMostLogits / vocabulary);
+  const std::int64_t rows = std::max<std::int64_t>(1, kMaxLogits / vocabulary);
   LossSums total;
   for (std::int64_t begin = 0; begin < tokens; begin += rows) {
     const std::int64_t count = std::min(rows, tokens - begin);

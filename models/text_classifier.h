@@ -11,7 +11,7 @@
 #include <string>
 #include <vector>
 
-#include "configs/config.pb.h"
+#include "configs/schema/config.pb.h"
 #include "models/classifier.h"
 #include "models/embeddings/token_embedding.h"
 #include "models/model.h"

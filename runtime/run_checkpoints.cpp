@@ -19,19 +19,19 @@
 
 namespace birkhoff {
 
-std::vector<TensorPart> model_shards(Model& model) {
+std::vector<TensorPart> model_tensors(Model& model) {
   std::vector<TensorPart> shards;
   for (const Parameter& parameter : model.parameters().list()) {
-    shards.push_back(whole_shard(parameter.name, StateKind::kParameter, parameter.value, 0));
+    shards.push_back(whole_part(parameter.name, StateKind::kParameter, parameter.value, 0));
   }
   for (const Statistic& statistic : model.parameters().statistics()) {
-    shards.push_back(whole_shard(statistic.name, StateKind::kStatistic, statistic.value, 0));
+    shards.push_back(whole_part(statistic.name, StateKind::kStatistic, statistic.value, 0));
   }
   return shards;
 }
 
-std::vector<TensorPart> training_shards(Model& model, Optimizer& optimizer, int num_ranks) {
-  std::vector<TensorPart> shards = model_shards(model);
+std::vector<TensorPart> training_parts(Model& model, Optimizer& optimizer, int num_ranks) {
+  std::vector<TensorPart> shards = model_tensors(model);
   balance_owners(shards, num_ranks);
   for (TensorPart& shard : optimizer.state()) shards.push_back(std::move(shard));
   return shards;

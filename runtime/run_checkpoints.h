@@ -25,9 +25,9 @@ class Reporter;
 class RunFolder;
 
 // A model's parameters and statistics, as views of live memory. Owner: rank 0.
-std::vector<TensorPart> model_shards(Model& model);
+std::vector<TensorPart> model_tensors(Model& model);
 // The same, each with one of `num_ranks` owners, and the optimizer's state.
-std::vector<TensorPart> training_shards(Model& model, Optimizer& optimizer, int num_ranks);
+std::vector<TensorPart> training_parts(Model& model, Optimizer& optimizer, int num_ranks);
 
 // What the user should do about a diverged run; the end of a message.
 std::string cure_of_divergence(std::optional<std::int64_t> newest_checkpoint);

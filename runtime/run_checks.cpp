@@ -13,8 +13,8 @@
 #include "cluster/base/logging/log.h"
 #include "cluster/base/text/number_text.h"
 #include "cluster/base/text/plural.h"
-#include "configs/check.h"
-#include "configs/config_io.h"
+#include "configs/loader/check.h"
+#include "configs/loader/config_io.h"
 #include "data/batch/partition.h"
 #include "runtime/optimizers/schedule.h"
 
@@ -71,10 +71,10 @@ void check_same_corpus(ProcessGroup& world, const Corpus& corpus) {
 void check_shared_folder(ProcessGroup& world, const std::string& host, const RunPaths& paths,
                          const std::string& id, std::chrono::milliseconds patience) {
   constexpr std::chrono::milliseconds kPause{50};
-  constexpr std::int64_t kMostBytes = 65536;
+  constexpr std::int64_t kMaxBytes = 65536;
   const std::string file = paths.identity().string();
   const auto sees = [&] {
-    return path_exists(file) && read_file(file, kMostBytes).find(id) != std::string::npos;
+    return path_exists(file) && read_file(file, kMaxBytes).find(id) != std::string::npos;
   };
   const auto deadline = std::chrono::steady_clock::now() + patience;
   std::string problem;

@@ -10,7 +10,7 @@
 #include "cluster/base/error.h"
 #include "cluster/base/logging/log.h"
 #include "cluster/base/text/number_text.h"
-#include "configs/config.pb.h"
+#include "configs/schema/config.pb.h"
 
 namespace birkhoff {
 namespace {

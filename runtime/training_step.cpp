@@ -8,7 +8,7 @@
 #include <cmath>
 
 #include "cluster/base/text/number_text.h"
-#include "configs/config.pb.h"
+#include "configs/schema/config.pb.h"
 #include "runtime/gradients/grad_norm.h"
 #include "runtime/optimizers/schedule.h"
 

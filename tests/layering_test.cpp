@@ -78,8 +78,8 @@ const std::map<std::string, std::string> kIncludedAs = {
     {"CUDA_RUNTIME_INCLUDE_DIR", "cuda_runtime"},
     {"NCCL_INCLUDE_DIR", "nccl.h"}};
 
-constexpr int kMostFiles = 25, kFewestLines = 15, kMostLines = 500;
-constexpr std::size_t kMostColumns = 100;
+constexpr int kMaxFiles = 25, kMinLines = 15, kMaxLines = 500;
+constexpr std::size_t kMaxColumns = 100;
 
 std::string text_of(const fs::path& file) {
   std::ifstream in(file);
@@ -93,7 +93,7 @@ std::vector<std::string> matches(const std::string& text, const std::regex& rege
 
 // What asks for a member of a message's oneof: has_sinkhorn(), Mechanism::kSinkhorn.
 std::regex asks_for(const std::string& schema, const std::string& message) {
-  const std::string text = text_of(fs::path(BIRKHOFF_SOURCE_DIR) / "configs" / schema);
+  const std::string text = text_of(fs::path(BIRKHOFF_SOURCE_DIR) / "configs/schema" / schema);
   const std::size_t begin = text.find("message " + message + " {");
   const std::string oneof = text.substr(begin, text.find("  }", begin) - begin);
   static const std::regex kMember("\n    (?:\\w+) (\\w+) = \\d+");
@@ -263,14 +263,14 @@ Findings sizes(const Tree& tree) {
   for (const auto& [path, text] : tree.texts()) {
     const auto lines = std::count(text.begin(), text.end(), '\n');
     const bool product = path.rfind("tests/", 0) != 0;
-    if (lines > kMostLines)
+    if (lines > kMaxLines)
       findings.push_back(path + ": " + std::to_string(lines) + " lines: more than one subject?");
-    if (product && lines < kFewestLines && !is_instantiation(path))
+    if (product && lines < kMinLines && !is_instantiation(path))
       findings.push_back(path + ": " + std::to_string(lines) + " lines: part of which file?");
-    if (product) ++files[folder_of(path)];
+    ++files[folder_of(path)];
   }
   for (const auto& [folder, count] : files) {
-    if (count > kMostFiles)
+    if (count > kMaxFiles)
       findings.push_back(folder + ": " + std::to_string(count) + " files: more than one purpose?");
   }
   return findings;
@@ -282,7 +282,7 @@ Findings wide_comments(const Tree& tree) {
   Findings findings;
   for (const auto& [path, text] : tree.texts()) {
     for (const std::string& line : matches(text, kWide)) {
-      if (line.size() > kMostColumns) findings.push_back(path + " has a wide comment: " + line);
+      if (line.size() > kMaxColumns) findings.push_back(path + " has a wide comment: " + line);
     }
   }
   return findings;

@@ -7,7 +7,7 @@
 
 namespace birkhoff {
 
-inline constexpr double kMostSeconds = kSanitized ? 10 : 1;
+inline constexpr double kMaxSeconds = kSanitized ? 10 : 1;
 
 inline double processor_seconds() {
   timespec time{};

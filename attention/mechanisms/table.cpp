@@ -1,4 +1,5 @@
-// The table of mechanisms: one entry for each message of the oneof in configs/attention.proto.
+// The table of mechanisms: one entry for each message of the oneof in
+// configs/schema/attention.proto.
 #include <fmt/ranges.h>
 
 #include <algorithm>
@@ -16,9 +17,9 @@
 #include "attention/mechanisms/sinkhorn/sinkhorn_mixture.h"
 #include "attention/mechanisms/sliding_window/sliding_window.h"
 #include "cluster/base/error.h"
-#include "configs/attention.pb.h"
-#include "configs/check.h"
-#include "configs/message_text.h"
+#include "configs/loader/check.h"
+#include "configs/loader/message_text.h"
+#include "configs/schema/attention.pb.h"
 
 namespace birkhoff {
 namespace {

@@ -52,8 +52,8 @@ void check_segments(const at::Tensor& segments_BL) {
 void check_window(std::int64_t block, std::int64_t look_back, std::int64_t look_ahead,
                   bool causal) {
   if (block != kWholeSequence) check_block(block);
-  check_between("look_back", look_back, 0, kMostBlockTokens);
-  check_between("look_ahead", look_ahead, 0, kMostBlockTokens);
+  check_between("look_back", look_back, 0, kMaxBlockTokens);
+  check_between("look_ahead", look_ahead, 0, kMaxBlockTokens);
   TORCH_CHECK_VALUE(!causal || look_ahead == 0,
                     "birkhoff: look_ahead must be 0 where attention is causal, not ", look_ahead);
 }
@@ -175,10 +175,10 @@ void check_mask_types(const at::Tensor& q, const std::optional<at::Tensor>& key_
   check_integers("segments", segments, q);
 }
 
-void check_block(std::int64_t block) { check_between("block", block, 1, kMostBlockTokens); }
+void check_block(std::int64_t block) { check_between("block", block, 1, kMaxBlockTokens); }
 
 void check_iterations(std::int64_t iterations) {
-  check_between("iterations", iterations, 1, kMostIterations);
+  check_between("iterations", iterations, 1, kMaxIterations);
 }
 
 void check_masks(const at::Tensor& q, const std::optional<at::Tensor>& key_lengths,
@@ -215,8 +215,8 @@ void check_balance(const at::Tensor& scores, std::int64_t iterations, Form form)
                     "birkhoff: scores must be [B, H, N, N], not ", scores.sizes());
   TORCH_CHECK_VALUE(scores.scalar_type() == at::kFloat || scores.scalar_type() == at::kDouble,
                     "birkhoff: scores must be float32 or float64, not ", scores.scalar_type());
-  TORCH_CHECK_VALUE(form != Form::kPrefix || scores.size(2) <= kMostPrefixBlocks,
-                    "birkhoff: balance 'prefix' takes at most ", kMostPrefixBlocks, " blocks, not ",
+  TORCH_CHECK_VALUE(form != Form::kPrefix || scores.size(2) <= kMaxPrefixBlocks,
+                    "birkhoff: balance 'prefix' takes at most ", kMaxPrefixBlocks, " blocks, not ",
                     scores.size(2), ": use longer blocks or another balance");
   check_iterations(iterations);
 }

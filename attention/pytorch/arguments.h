@@ -28,7 +28,7 @@ void check_options(at::TensorList inputs, std::int64_t block, std::int64_t look_
 // Checks that masks are int64 and on q's device.
 void check_mask_types(const at::Tensor& q, const std::optional<at::Tensor>& key_lengths,
                       const std::optional<at::Tensor>& segments);
-// Checks a block size that users give: 1 to kMostBlockTokens, not kWholeSequence.
+// Checks a block size that users give: 1 to kMaxBlockTokens, not kWholeSequence.
 void check_block(std::int64_t block);
 void check_iterations(std::int64_t iterations);
 void check_between(const char* name, std::int64_t value, std::int64_t least, std::int64_t most);

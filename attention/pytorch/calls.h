@@ -70,8 +70,8 @@ at::Tensor open_block_pairs(const at::Tensor& q, std::int64_t block,
 
 // Computes weights from scores in fp32 or fp64. `form` is "full", the ordinary balance for
 // encoders, or one of the exactly causal "prefix", "cumulative" and "none" of
-// configs/attention.proto. A score of -inf masks its pair. The second result, bool [B, H, N or 1,
-// 1], is true where the kernel could solve the problem.
+// configs/schema/attention.proto. A score of -inf masks its pair. The second result, bool
+// [B, H, N or 1, 1], is true where the kernel could solve the problem.
 std::tuple<at::Tensor, at::Tensor> sinkhorn_balance(const at::Tensor& scores,
                                                     std::int64_t iterations, std::string_view form);
 at::Tensor sinkhorn_balance_backward(const at::Tensor& d_weights, const at::Tensor& scores,

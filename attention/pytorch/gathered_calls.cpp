@@ -6,7 +6,7 @@
 
 #include <cmath>
 
-#include "attention/kernels/block_choice/block_choice.h"
+#include "attention/kernels/block_top_k/block_top_k.h"
 #include "attention/kernels/clusters/cluster_attention.h"
 #include "attention/kernels/common/grouped_queries.h"
 #include "attention/kernels/common/limits.h"
@@ -27,11 +27,11 @@ ClusterSelection selection_named(std::string_view name) {
   return ClusterSelection::kNearest;
 }
 
-PlaceMerge merge_named(std::string_view name) {
-  if (name == "mean") return PlaceMerge::kMean;
+SlotMerge merge_named(std::string_view name) {
+  if (name == "mean") return SlotMerge::kMean;
   TORCH_CHECK_VALUE(name == "softmax", "birkhoff: overlap is '", name,
                     "'; it must be mean or softmax");
-  return PlaceMerge::kOneSoftmax;
+  return SlotMerge::kOneSoftmax;
 }
 
 Documents documents_of(const at::Tensor& q, const OptionalTensor& key_lengths,
@@ -90,12 +90,12 @@ GatheredAttention listed(at::TensorList inputs, const at::Tensor& chosen, std::i
       check_between("chosen", number.item<std::int64_t>(), -1, N - 1);
     }
   }
-  const BlockChoice choice{.q_BHLD = k.detach(),
-                           .k_BHLD = k.detach(),
-                           .documents = documents_of(q, key_lengths, segments),
-                           .block = of_block,
-                           .others = chosen.size(3),
-                           .causal = causal};
+  const BlockTopK choice{.q_BHLD = k.detach(),
+                         .k_BHLD = k.detach(),
+                         .documents = documents_of(q, key_lengths, segments),
+                         .block = of_block,
+                         .others = chosen.size(3),
+                         .causal = causal};
   // lists_of_blocks() tells documents apart by their positions.
   TORCH_CHECK_VALUE(choice.documents.count * q.size(2) < (std::int64_t{1} << 31),
                     "birkhoff: ", choice.documents.count, " segments in ", q.size(2),
@@ -121,7 +121,7 @@ void check_clusters(at::TensorList inputs, const at::Tensor& centroids, std::int
                     centroids.sym_sizes());
   check_dtype("centroids", centroids, at::toOpMathType(q.scalar_type()));
   check_device("centroids", centroids, q);
-  check_between("window", window, 1, kMostBlockTokens);
+  check_between("window", window, 1, kMaxBlockTokens);
   selection_named(selection);
   merge_named(overlap);
   TORCH_CHECK_VALUE(logit_scale >= 0 && std::isfinite(logit_scale),
@@ -146,7 +146,7 @@ void check_choice(const at::Tensor& q, const at::Tensor& k, std::int64_t block, 
   const at::Tensor none = at::empty({0}, q.options());
   check_inputs({q, k, k, none, none, none}, /*may_have_weights=*/false);
   check_block(block);
-  check_between("count", count, 0, kMostBlockTokens);
+  check_between("count", count, 0, kMaxBlockTokens);
   check_mask_types(q, key_lengths, segments);
 }
 
@@ -212,13 +212,13 @@ at::Tensor chosen_blocks(const at::Tensor& q, const at::Tensor& k, std::int64_t 
   check_choice(q, k, block, count, key_lengths, segments);
   const at::Tensor none = at::empty({0}, q.options());
   check_sizes_of_inputs({q, k, k, none, none, none}, causal);
-  const BlockChoice choice{.q_BHLD = group_means(q, k.size(1)),
-                           .k_BHLD = k,
-                           .documents = documents_of(q, key_lengths, segments),
-                           .block = std::min(block, q.size(2)),
-                           .others = count,
-                           .causal = causal};
-  const at::Tensor chosen_BHLC = choose_blocks(choice, Path::kFused).to(at::kLong);
+  const BlockTopK choice{.q_BHLD = group_means(q, k.size(1)),
+                         .k_BHLD = k,
+                         .documents = documents_of(q, key_lengths, segments),
+                         .block = std::min(block, q.size(2)),
+                         .others = count,
+                         .causal = causal};
+  const at::Tensor chosen_BHLC = select_top_blocks(choice, Path::kFused).to(at::kLong);
   return at::constant_pad_nd(chosen_BHLC, {0, count - chosen_BHLC.size(3)}, -1).contiguous();
 }
 

@@ -44,7 +44,7 @@ std::vector<at::Tensor> attention_to_listed_blocks_backward(
     bool causal, const std::optional<at::Tensor>& key_lengths,
     const std::optional<at::Tensor>& segments);
 
-// int64 [B, H, L, count]: choose_blocks() of block_choice.h, -1 where there are no more.
+// int64 [B, H, L, count]: select_top_blocks() of block_top_k.h, -1 where there are no more.
 at::Tensor chosen_blocks(const at::Tensor& q, const at::Tensor& k, std::int64_t block,
                          std::int64_t count, bool causal,
                          const std::optional<at::Tensor>& key_lengths,

@@ -185,7 +185,7 @@ void implement_gathered(torch::Library& library) {
   library.impl("_attention_in_clusters_backward", &attention_in_clusters_backward);
   library.impl("_attention_to_listed_blocks", &attention_to_listed_blocks);
   library.impl("_attention_to_listed_blocks_backward", &attention_to_listed_blocks_backward);
-  library.impl("choose_blocks", &chosen_blocks);
+  library.impl("select_top_blocks", &chosen_blocks);
 }
 
 }  // namespace
@@ -206,8 +206,8 @@ TORCH_LIBRARY_FRAGMENT(birkhoff, library) {
       "listed_block_attention(Tensor q, Tensor k, Tensor v, Tensor chosen, int block, "
       "bool causal=True, *, " +
       masks + terms + ") -> Tensor");
-  define("choose_blocks(Tensor q, Tensor k, int block, int count, bool causal=True, *, " + masks +
-         ") -> Tensor");
+  define("select_top_blocks(Tensor q, Tensor k, int block, int count, bool causal=True, *, " +
+         masks + ") -> Tensor");
 
   const std::string clusters =
       "Tensor[] inputs, Tensor centroids, int window, str selection, str overlap, "
@@ -235,13 +235,13 @@ TORCH_LIBRARY_IMPL(birkhoff, Meta, library) {
   library.impl("_attention_in_clusters_backward", &clusters_backward_meta);
   library.impl("_attention_to_listed_blocks", &listed_meta);
   library.impl("_attention_to_listed_blocks_backward", &listed_backward_meta);
-  library.impl("choose_blocks", &chosen_meta);
+  library.impl("select_top_blocks", &chosen_meta);
 }
 
 TORCH_LIBRARY_IMPL(birkhoff, Autograd, library) {
   library.impl("_attention_in_clusters", &clusters_with_gradient);
   library.impl("_attention_to_listed_blocks", &listed_with_gradient);
-  library.impl("choose_blocks", torch::CppFunction::makeFallthrough());
+  library.impl("select_top_blocks", torch::CppFunction::makeFallthrough());
   for (const char* name :
        {"_attention_in_clusters_backward", "_attention_to_listed_blocks_backward"}) {
     library.impl(name, torch::autograd::autogradNotImplementedFallback());

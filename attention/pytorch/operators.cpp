@@ -239,7 +239,7 @@ Tensor user_sinkhorn(const Tensor& q, const Tensor& k, const Tensor& v, const Te
 // Whether the CPU kernels can compute dense attention of these tensors.
 bool fits_kernels(const Tensor& q, const Tensor& k, const Tensor& v) {
   const at::ScalarType dtype = q.scalar_type();
-  return q.is_cpu() && q.dim() == 4 && q.sym_numel() > 0 && q.sym_size(3) <= kMostTileHeadDim &&
+  return q.is_cpu() && q.dim() == 4 && q.sym_numel() > 0 && q.sym_size(3) <= kMaxTileHeadDim &&
          has_tile_type(dtype) && k.scalar_type() == dtype && v.scalar_type() == dtype &&
          v.sym_sizes() == k.sym_sizes() && k.sym_size(0) == q.sym_size(0) &&
          k.sym_size(2) == q.sym_size(2) && k.sym_size(3) == q.sym_size(3);

@@ -57,7 +57,7 @@ std::vector<SlowRank> SlowRanks::find(double now) {
     if (status.sequences == 0) continue;
     const double busy = status.step_times.busy();
     const double usual_busy = usual(status, [](const StepTimes& t) { return t.busy(); });
-    if (busy > kSlower * usual_busy && busy > usual_busy + kLeastSeconds) {
+    if (busy > kSlower * usual_busy && busy > usual_busy + kMinSeconds) {
       rank.last_slow = status.num_timed;
       if (!rank.slow_from) {
         rank.slow_from = status.num_timed;
@@ -68,7 +68,7 @@ std::vector<SlowRank> SlowRanks::find(double now) {
       rank.named = false;
     }
     if (!rank.slow_from || rank.named || status.num_timed - *rank.slow_from < kSteps ||
-        now - rank.since < kLeastDuration) {
+        now - rank.since < kMinDuration) {
       continue;
     }
     rank.named = true;

@@ -26,14 +26,14 @@ struct SlowRank {
 
 class SlowRanks {
  public:
-  // A rank is slow if its busy time is above kSlower times the usual one and kLeastSeconds above
-  // it, without a break over kSteps steps and kLeastDuration seconds: in less time another process
+  // A rank is slow if its busy time is above kSlower times the usual one and kMinSeconds above
+  // it, without a break over kSteps steps and kMinDuration seconds: in less time another process
   // may take a rank's core for a moment. The usual time is the median over ranks. The times of
   // ranks with fewer sequences than the judged one are scaled up to its number, so that a larger
   // share of the batch is no fault.
-  static constexpr double kSlower = 1.2, kLeastSeconds = 0.005;
+  static constexpr double kSlower = 1.2, kMinSeconds = 0.005;
   static constexpr std::int64_t kSteps = 20;
-  static constexpr double kLeastDuration = 5;
+  static constexpr double kMinDuration = 5;
 
   explicit SlowRanks(int num_ranks) : ranks_(static_cast<std::size_t>(num_ranks)) {}
 

@@ -9,7 +9,7 @@
 #include <string_view>
 #include <vector>
 
-#include "configs/corpus_manifest.pb.h"
+#include "configs/schema/corpus_manifest.pb.h"
 #include "data/tokenizers/tokenizer.h"
 
 namespace birkhoff {

@@ -11,8 +11,8 @@
 #include "cluster/base/error.h"
 #include "cluster/base/files/checksum.h"
 #include "cluster/base/text/utf8.h"
-#include "configs/checksummed_json.h"
-#include "configs/message_text.h"
+#include "configs/loader/checksummed_json.h"
+#include "configs/loader/message_text.h"
 #include "data/corpus/shard_format.h"
 
 namespace birkhoff {

@@ -1,12 +1,13 @@
-// manifest.json of a corpus: configs/corpus_manifest.proto as configs/checksummed_json.h writes it.
-// It is checked as a whole before its values are used to allocate or open anything.
+// manifest.json of a corpus: configs/schema/corpus_manifest.proto as
+// configs/loader/checksummed_json.h writes it. It is checked as a whole before its values are used
+// to allocate or open anything.
 #pragma once
 
 #include <filesystem>
 #include <string>
 #include <string_view>
 
-#include "configs/corpus_manifest.pb.h"
+#include "configs/schema/corpus_manifest.pb.h"
 
 namespace birkhoff {
 

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "configs/corpus_manifest.pb.h"
+#include "configs/schema/corpus_manifest.pb.h"
 #include "data/corpus/hdf5.h"
 
 namespace birkhoff {

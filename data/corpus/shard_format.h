@@ -4,7 +4,7 @@
 #include <cstdint>
 
 #include "cluster/base/error.h"
-#include "configs/corpus_manifest.pb.h"
+#include "configs/schema/corpus_manifest.pb.h"
 
 namespace birkhoff::shard_format {
 

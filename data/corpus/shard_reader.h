@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "cluster/base/files/file.h"
-#include "configs/corpus_manifest.pb.h"
+#include "configs/schema/corpus_manifest.pb.h"
 #include "data/corpus/corpus.h"
 
 namespace birkhoff {

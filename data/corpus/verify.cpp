@@ -208,11 +208,11 @@ std::string describe_record(const CorpusManifest::Record& record) {
 }  // namespace
 
 std::string classes_text(const google::protobuf::RepeatedPtrField<std::string>& names) {
-  constexpr std::size_t kMostBytes = 60;
+  constexpr std::size_t kMaxBytes = 60;
   std::string list;
   for (const std::string& name : names) {
     const std::string more = (list.empty() ? "" : ", ") + name;
-    if (list.size() + more.size() > kMostBytes) {
+    if (list.size() + more.size() > kMaxBytes) {
       list += list.empty() ? "..." : ", ...";
       break;
     }

@@ -11,7 +11,7 @@
 namespace birkhoff {
 namespace {
 
-constexpr std::int64_t kMostIds = 8192;  // 8192^2 counts of 4 bytes are 256 MiB
+constexpr std::int64_t kMaxIds = 8192;  // 8192^2 counts of 4 bytes are 256 MiB
 
 // Calls visit(previous, next) for every pair of adjacent tokens of a split.
 template <typename Visit>
@@ -33,10 +33,10 @@ void for_each_pair(const Corpus& corpus, const std::string& split, Visit visit) 
 
 BigramFigures bigram_figures(const Corpus& corpus, const std::string& split) {
   const std::int64_t v = corpus.vocabulary();
-  if (v > kMostIds)
+  if (v > kMaxIds)
     fail(ExitCode::kUsage,
          "--bigram: a vocabulary of {} ids is too large for a table of pairs (at most {})", v,
-         kMostIds);
+         kMaxIds);
   std::vector<std::uint32_t> pairs(static_cast<std::size_t>(v * v));
   std::vector<double> firsts(static_cast<std::size_t>(v)), seconds(static_cast<std::size_t>(v));
   double tokens = 0;

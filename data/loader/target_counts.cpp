@@ -40,8 +40,8 @@ class UnknownText {
 
  private:
   void read_part() {
-    constexpr std::int64_t kMostRows = 65536;
-    const std::int64_t count = std::min(kMostRows, record_->rows() - read_);
+    constexpr std::int64_t kMaxRows = 65536;
+    const std::int64_t count = std::min(kMaxRows, record_->rows() - read_);
     if (count == 0) {
       fail(ExitCode::kData,
            "{}: the text of unknown tokens ends before the tokens; prepare the corpus again",
@@ -145,10 +145,10 @@ TargetCounts count_targets(const Corpus& corpus, const WindowOptions& options,
   // Token 0 of the stream is no target.
   const std::int64_t end =
       std::min(num_windows * options.sequence_length, reader.elements() - 1) + 1;
-  constexpr std::int64_t kMostTokens = 65536;
-  std::vector<std::int64_t> ids(static_cast<std::size_t>(std::min(kMostTokens, end)));
-  for (std::int64_t begin = 0; begin < end; begin += kMostTokens) {
-    const std::int64_t count = std::min(kMostTokens, end - begin);
+  constexpr std::int64_t kMaxTokens = 65536;
+  std::vector<std::int64_t> ids(static_cast<std::size_t>(std::min(kMaxTokens, end)));
+  for (std::int64_t begin = 0; begin < end; begin += kMaxTokens) {
+    const std::int64_t count = std::min(kMaxTokens, end - begin);
     reader.read(begin, count, ids.data());
     const std::vector<std::int64_t> ends =
         reader.document_ends(std::max<std::int64_t>(0, begin - 1), begin + count - 1);

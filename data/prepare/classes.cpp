@@ -6,7 +6,7 @@
 #include <string_view>
 
 #include "cluster/base/error.h"
-#include "configs/message_text.h"
+#include "configs/loader/message_text.h"
 #include "data/corpus/manifest.h"
 
 namespace birkhoff {

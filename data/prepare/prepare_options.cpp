@@ -79,20 +79,20 @@ PrepareOptions checked_options(PrepareOptions options, TokenizerKind kind) {
     check_column("--label-column", table.label);
     table.header |= !is_column_number(table.text) || !is_column_number(table.label);
   }
-  constexpr std::int64_t kMostIds = 1 << 20;
+  constexpr std::int64_t kMaxIds = 1 << 20;
   const bool of_words = kind == TokenizerKind::kWords || kind == TokenizerKind::kWhiteSpace;
   const bool learns = of_words || kind == TokenizerKind::kSentencePiece;
   if (learns && options.vocab_size == 0) {
     options.vocab_size = kind == TokenizerKind::kWords        ? 32000
-                         : kind == TokenizerKind::kWhiteSpace ? kMostIds
+                         : kind == TokenizerKind::kWhiteSpace ? kMaxIds
                                                               : 8000;
   }
   // Words: marks and a word; sentencepiece: marks, 256 bytes and some pieces.
   const std::int64_t fewest = of_words ? 3 : 300;
-  if (learns ? options.vocab_size < fewest || options.vocab_size > kMostIds
+  if (learns ? options.vocab_size < fewest || options.vocab_size > kMaxIds
              : options.vocab_size != 0) {
     fail(ExitCode::kUsage, "--vocab-size {}: {}", options.vocab_size,
-         learns ? fmt::format("from {} to {} ids for {}", fewest, kMostIds, options.tokenizer)
+         learns ? fmt::format("from {} to {} ids for {}", fewest, kMaxIds, options.tokenizer)
                 : fmt::format("only words, whitespace and sentencepiece take it, not {}",
                               options.like ? "--like" : options.tokenizer));
   }

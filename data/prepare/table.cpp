@@ -10,7 +10,7 @@
 #include "cluster/base/error.h"
 #include "cluster/base/files/file.h"
 #include "cluster/base/text/plural.h"
-#include "configs/message_text.h"
+#include "configs/loader/message_text.h"
 #include "data/corpus/manifest.h"
 #include "data/prepare/text_lines.h"
 

@@ -5,7 +5,7 @@
 
 #include "cluster/base/error.h"
 #include "cluster/base/text/utf8.h"
-#include "configs/message_text.h"
+#include "configs/loader/message_text.h"
 #include "data/tokenizers/tokenizer_file.h"
 
 namespace birkhoff {

@@ -9,7 +9,7 @@
 #include "cluster/base/files/sandboxed_child.h"
 #include "cluster/base/random/philox.h"
 #include "cluster/base/text/utf8.h"
-#include "configs/message_text.h"
+#include "configs/loader/message_text.h"
 #include "data/tokenizers/tokenizer_file.h"
 
 namespace birkhoff {

@@ -20,9 +20,9 @@ std::string TextDecoder::finish() { return take(pending_.size()); }
 
 // The number of ids at the end that are the first bytes of an incomplete character.
 std::size_t TextDecoder::num_unfinished() const {
-  constexpr std::size_t kMostBytes = 4;  // of a character
+  constexpr std::size_t kMaxBytes = 4;  // of a character
   std::string bytes;
-  for (auto id = pending_.rbegin(); id != pending_.rend() && bytes.size() < kMostBytes; ++id) {
+  for (auto id = pending_.rbegin(); id != pending_.rend() && bytes.size() < kMaxBytes; ++id) {
     const std::optional<char> byte = tokenizer_.byte_of(*id);
     if (!byte) break;
     bytes.insert(bytes.begin(), *byte);

@@ -24,12 +24,12 @@
 #include "cluster/base/error.h"
 #include "cluster/base/files/file.h"
 #include "cluster/base/gpu/device.h"
-#include "configs/text_parser.h"
+#include "configs/loader/text_parser.h"
 #include "launcher/bench/attention_comparison.h"
 #include "launcher/bench/other_load.h"
-#include "launcher/bench/peak_memory.h"
-#include "launcher/bench/report.h"
 #include "launcher/commands.h"
+#include "launcher/measure/peak_memory.h"
+#include "launcher/measure/report.h"
 #include "launcher/processes/ranks.h"
 #include "runtime/reporting/plot.h"
 #include "runtime/step_graph.h"
@@ -39,7 +39,7 @@ namespace {
 
 // If every query attends to every key, only the beginning is checked, because fp64 keeps all their
 // scores.
-constexpr std::int64_t kMostCheckedTokens = 2048;
+constexpr std::int64_t kMaxCheckedTokens = 2048;
 // With --recorded, the last of these runs records.
 constexpr int kWarmUp = StepGraph::kWarmUpRuns + 1;
 
@@ -49,7 +49,7 @@ at::ScalarType dtype_named(const std::string& name) {
   return name == "bf16" ? at::kBFloat16 : at::kHalf;
 }
 
-// Parses a field of the oneof in configs/attention.proto, with or without a body.
+// Parses a field of the oneof in configs/schema/attention.proto, with or without a body.
 configs::Mechanism mechanism_of(const std::string& text) {
   const bool bare = text.find('{') == std::string::npos;
   configs::Mechanism config;
@@ -219,7 +219,7 @@ class Comparison {
                    const AttentionProblem& task, std::list<Entry>& entries) {
     const std::int64_t length = task.in.q_BHLD.size(2);
     const AttentionProblem part = task.beginning(
-        mechanism->traits().quadratic ? std::min(length, kMostCheckedTokens) : length);
+        mechanism->traits().quadratic ? std::min(length, kMaxCheckedTokens) : length);
     const AttentionProblem exact_part = part.exact();
     BuiltMechanism exact_mechanism(
         config, {1, arguments_.heads, length, arguments_.head_dim, !arguments_.encoder},

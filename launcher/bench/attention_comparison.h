@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "attention/mechanism.h"
-#include "configs/attention.pb.h"
+#include "configs/schema/attention.pb.h"
 
 namespace birkhoff {
 

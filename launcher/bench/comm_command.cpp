@@ -17,8 +17,8 @@
 #include "launcher/bench/collectives.h"
 #include "launcher/bench/other_load.h"
 #include "launcher/bench/peer.h"
-#include "launcher/bench/report.h"
 #include "launcher/commands.h"
+#include "launcher/measure/report.h"
 #include "launcher/processes/ranks.h"
 #include "launcher/processes/supervisor.h"
 #ifdef BIRKHOFF_CUDA
@@ -29,13 +29,13 @@ namespace birkhoff {
 namespace {
 
 constexpr std::int64_t kElementBytes = 4;
-constexpr std::int64_t kMostBytes = std::int64_t{4} << 30;
+constexpr std::int64_t kMaxBytes = std::int64_t{4} << 30;
 
 // Parses a number of bytes: 4096, 4K or 64M; -1 if malformed.
 std::int64_t parse_bytes(std::string_view text) {
   std::int64_t bytes = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), bytes);
-  if (error != std::errc() || bytes < 0 || bytes > kMostBytes) return -1;
+  if (error != std::errc() || bytes < 0 || bytes > kMaxBytes) return -1;
   const std::string_view unit(end, static_cast<std::size_t>(text.data() + text.size() - end));
   if (unit.empty()) return bytes;
   const std::size_t power = std::string_view("KMG").find(unit);
@@ -48,7 +48,7 @@ std::vector<std::int64_t> sizes_of(const std::string& range) {
   const std::string_view text = range;
   const std::int64_t least = parse_bytes(text.substr(0, dash));
   const std::int64_t most = dash < text.size() ? parse_bytes(text.substr(dash + 1)) : -1;
-  if (least < kElementBytes || most < least || most > kMostBytes) {
+  if (least < kElementBytes || most < least || most > kMaxBytes) {
     fail(ExitCode::kUsage,
          "--bytes '{}': give MIN-MAX, for instance 4K-64M, with 4 <= MIN <= MAX <= 4G", range);
   }
@@ -161,7 +161,7 @@ double ratio(const Lane& other, const Lane& ours) {
 
 std::string measured_row(const CollectiveComparison& comparison, World& world, Collective what,
                          std::int64_t count, int rounds, OtherLoad& other_load) {
-  constexpr std::int64_t kBytesOfASample = 1 << 20, kMostRepetitions = 20;
+  constexpr std::int64_t kBytesOfASample = 1 << 20, kMaxRepetitions = 20;
   const std::int64_t bytes = count * kElementBytes;
   const double factor = bus_factor(what, world.size());
   const CollectiveTensors host = make_tensors(what, count, world.rank(), world.size());
@@ -178,8 +178,7 @@ std::string measured_row(const CollectiveComparison& comparison, World& world, C
     lanes.push_back({[&] { std::memcpy(to.data(), from.data(), from.size()); }, {}});
   }
   measure(world, comparison.device, rounds,
-          std::clamp(kBytesOfASample / bytes, std::int64_t{1}, kMostRepetitions), lanes,
-          other_load);
+          std::clamp(kBytesOfASample / bytes, std::int64_t{1}, kMaxRepetitions), lanes, other_load);
 
   const double seconds = median(lanes[0].seconds);
   const double algbw = static_cast<double>(bytes) / seconds / 1e9;

@@ -31,8 +31,8 @@
 #include "data/loader/token_windows.h"
 #include "data/prepare/prepare.h"
 #include "launcher/bench/other_load.h"
-#include "launcher/bench/report.h"
 #include "launcher/commands.h"
+#include "launcher/measure/report.h"
 #include "launcher/processes/scratch_folder.h"
 
 namespace birkhoff {

@@ -7,7 +7,7 @@
 #include <memory>
 #include <vector>
 
-#include "launcher/bench/report.h"
+#include "launcher/measure/report.h"
 
 namespace birkhoff {
 namespace {
@@ -48,7 +48,7 @@ void leave(const at::RecordFunction&, at::ObserverContext* context) {
 
 std::string operation_profile(const std::function<void()>& work) {
   constexpr int kRuns = 10;
-  constexpr std::size_t kMostRows = 16;
+  constexpr std::size_t kMaxRows = 16;
   self_times.clear();
   const auto handle = at::addThreadLocalCallback(at::RecordFunctionCallback(enter, leave));
   for (int i = 0; i < kRuns; ++i) work();
@@ -56,7 +56,7 @@ std::string operation_profile(const std::function<void()>& work) {
   std::vector<std::pair<std::string, SelfTime>> rows(self_times.begin(), self_times.end());
   std::sort(rows.begin(), rows.end(),
             [](const auto& a, const auto& b) { return a.second.seconds > b.second.seconds; });
-  rows.resize(std::min(rows.size(), kMostRows));
+  rows.resize(std::min(rows.size(), kMaxRows));
   std::string table = table_head({"operation", "self time, ms", "calls"});
   for (const auto& [name, time] : rows) {
     table +=

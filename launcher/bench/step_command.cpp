@@ -15,12 +15,12 @@
 #include "cluster/base/cpu.h"
 #include "cluster/base/error.h"
 #include "cluster/base/gpu/device.h"
-#include "configs/config_io.h"
+#include "configs/loader/config_io.h"
 #include "launcher/bench/operation_profile.h"
 #include "launcher/bench/other_load.h"
-#include "launcher/bench/report.h"
-#include "launcher/bench/synthetic_training.h"
 #include "launcher/commands.h"
+#include "launcher/measure/report.h"
+#include "launcher/measure/synthetic_training.h"
 #include "launcher/processes/ranks.h"
 #include "runtime/step_graph.h"
 #include "runtime/tasks/task.h"
@@ -29,7 +29,7 @@ namespace birkhoff {
 namespace {
 
 // Limits the fp64 check of the first step, which runs on the CPU, to a second or so.
-constexpr double kMostCheckedFlops = 3e11;
+constexpr double kMaxCheckedFlops = 3e11;
 
 struct Gradients {
   double nats = 0;
@@ -100,7 +100,7 @@ Errors bounds_of(configs::Train::Precision precision) {
 // about it.
 std::string check_first_step(const configs::Config& config, std::int64_t vocabulary,
                              SyntheticTraining& training) {
-  const double most = kMostCheckedFlops / (3 * training.model().forward_flops_per_sequence());
+  const double most = kMaxCheckedFlops / (3 * training.model().forward_flops_per_sequence());
   const auto num_sequences = static_cast<std::int64_t>(
       std::clamp(most, 1.0, static_cast<double>(config.train().global_batch())));
   const Gradients first = gradients_of(training, num_sequences),

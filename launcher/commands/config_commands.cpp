@@ -1,7 +1,7 @@
 #include <ostream>
 
-#include "configs/check.h"
-#include "configs/config_io.h"
+#include "configs/loader/check.h"
+#include "configs/loader/config_io.h"
 #include "launcher/commands.h"
 
 namespace birkhoff {

@@ -6,7 +6,7 @@
 
 #include "cluster/base/error.h"
 #include "cluster/base/text/plural.h"
-#include "configs/summary.h"
+#include "configs/loader/summary.h"
 #include "data/corpus/corpus.h"
 #include "data/corpus/verify.h"
 #include "data/loader/bigram.h"
@@ -28,7 +28,7 @@ std::string loss_at_step(const Record& record) {
   return record.step == 0 ? "-" : fmt::format("{} at step {}", loss_text(record.loss), record.step);
 }
 
-constexpr std::size_t kMostJobs = 10;  // listed
+constexpr std::size_t kMaxJobs = 10;  // listed
 
 // Describes the lengths of a labeled corpus's texts, a line per split: training cuts long ones.
 std::string describe_texts(const Corpus& corpus) {
@@ -92,7 +92,7 @@ std::string describe_run(const RunSummary& run) {
   line("checkpoints", names.empty() ? "none yet" : fmt::format("{}", fmt::join(names, ", ")));
   if (run.jobs.empty()) return text;
   line("history", history_text(run));
-  const std::size_t first = run.jobs.size() - std::min(run.jobs.size(), kMostJobs);
+  const std::size_t first = run.jobs.size() - std::min(run.jobs.size(), kMaxJobs);
   if (first > 0) line("jobs", fmt::format("{} earlier ones are in history.jsonl", first));
   for (std::size_t i = first; i < run.jobs.size(); ++i) {
     line("job", job_text(run.jobs[i]));

@@ -7,7 +7,7 @@
 #include "cluster/base/cpu.h"
 #include "cluster/base/error.h"
 #include "cluster/base/files/file.h"
-#include "configs/checkpoint_manifest.pb.h"
+#include "configs/schema/checkpoint_manifest.pb.h"
 #include "data/tokenizers/text_decoder.h"
 #include "launcher/commands.h"
 #include "launcher/output.h"

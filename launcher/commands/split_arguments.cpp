@@ -9,7 +9,7 @@
 namespace birkhoff {
 namespace {
 
-constexpr double kMostHeldOut = 0.9;
+constexpr double kMaxHeldOut = 0.9;
 
 std::optional<double> number_in(const std::string& value) {
   double number = 0;
@@ -41,7 +41,7 @@ class HeldOut {
       if (!names_something(value)) {
         fail(ExitCode::kUsage,
              "{} {}: neither a fraction from 0 to {} nor an existing file or folder", option_,
-             value, kMostHeldOut);
+             value, kMaxHeldOut);
       }
       paths_.push_back(value);
       return true;
@@ -51,9 +51,9 @@ class HeldOut {
            "{} {}: give one fraction or several paths, not both; a file of that name is ./{}",
            option_, value, value);
     }
-    if (!(*number >= 0 && *number <= kMostHeldOut)) {
+    if (!(*number >= 0 && *number <= kMaxHeldOut)) {
       fail(ExitCode::kUsage, "{} {}: give a fraction from 0 to {}, or files and folders", option_,
-           value, kMostHeldOut);
+           value, kMaxHeldOut);
     }
     if (names_something(value)) {
       notes.push_back(fmt::format("{} {} is read as a fraction; the file of that name is ./{}",

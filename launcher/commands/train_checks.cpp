@@ -4,7 +4,7 @@
 
 #include "cluster/base/error.h"
 #include "cluster/base/text/plural.h"
-#include "configs/config_io.h"
+#include "configs/loader/config_io.h"
 #include "data/corpus/corpus.h"
 #include "models/model.h"
 #include "runtime/checkpoint/commit.h"

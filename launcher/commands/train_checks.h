@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "configs/config.pb.h"
+#include "configs/schema/config.pb.h"
 
 namespace birkhoff {
 

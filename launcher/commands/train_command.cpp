@@ -19,7 +19,7 @@
 #include "cluster/base/files/file.h"
 #include "cluster/base/gpu/device.h"
 #include "cluster/base/text/plural.h"
-#include "configs/config_io.h"
+#include "configs/loader/config_io.h"
 #include "launcher/commands.h"
 #include "launcher/commands/train_checks.h"
 #include "launcher/doctor/examination.h"
@@ -96,9 +96,9 @@ void unless_storage_fails(const std::function<void()>& look) {
 
 // A cause that keeps ranks from starting takes longer to pass than one that ends them.
 void wait_before_relaunch(int restarts_in_a_row, const StopSignals& signals) {
-  constexpr int kMostDoublings = 5;
+  constexpr int kMaxDoublings = 5;
   const auto until = std::chrono::steady_clock::now() +
-                     std::chrono::seconds(1 << std::min(restarts_in_a_row - 1, kMostDoublings));
+                     std::chrono::seconds(1 << std::min(restarts_in_a_row - 1, kMaxDoublings));
   while (signals.received() == 0 && std::chrono::steady_clock::now() < until) {
     std::this_thread::sleep_for(std::chrono::milliseconds(50));
   }
@@ -121,12 +121,12 @@ bool has_job(const std::vector<Job>& jobs, const std::string& id) {
 // A job that can never be placed would be requeued forever.
 void check_placement(const TrainArguments& arguments, int ranks,
                      const std::optional<SlurmJob>& slurm) {
-  if (!slurm && (arguments.spare_nodes > 0 || arguments.least_ranks)) {
+  if (!slurm && (arguments.spare_nodes > 0 || arguments.min_ranks)) {
     fail(ExitCode::kUsage,
-         "--spare-nodes and --least-ranks need the batch script of a Slurm job: leave them out");
+         "--spare-nodes and --min-ranks need the batch script of a Slurm job: leave them out");
   }
-  if (arguments.least_ranks.value_or(ranks) > ranks) {
-    fail(ExitCode::kUsage, "--least-ranks {} is above --ranks {}: lower it", *arguments.least_ranks,
+  if (arguments.min_ranks.value_or(ranks) > ranks) {
+    fail(ExitCode::kUsage, "--min-ranks {} is above --ranks {}: lower it", *arguments.min_ranks,
          ranks);
   }
   if (slurm && arguments.spare_nodes >= static_cast<int>(slurm->nodes.size())) {
@@ -159,7 +159,7 @@ int train_on_ranks(const TrainArguments& arguments, const configs::Config& confi
   const RunPaths paths{arguments.run};
   const std::optional<SlurmJob> slurm = SlurmJob::of_environment();
   check_placement(arguments, ranks, slurm);
-  const PlacementPolicy policy{ranks, arguments.least_ranks.value_or(ranks), arguments.spare_nodes};
+  const PlacementPolicy policy{ranks, arguments.min_ranks.value_or(ranks), arguments.spare_nodes};
   Restarts restarts(arguments.restarts);
   std::string why;
   std::optional<Placement> placement =

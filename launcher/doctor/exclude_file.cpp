@@ -10,12 +10,12 @@
 
 #include "cluster/base/error.h"
 #include "cluster/base/files/file.h"
-#include "configs/message_text.h"
+#include "configs/loader/message_text.h"
 
 namespace birkhoff {
 namespace {
 
-constexpr std::int64_t kMostBytes = std::int64_t{1} << 20;
+constexpr std::int64_t kMaxBytes = std::int64_t{1} << 20;
 
 bool is_host(const std::string& line) {
   return std::all_of(line.begin(), line.end(), [](char c) {
@@ -27,7 +27,7 @@ bool is_host(const std::string& line) {
 
 std::set<std::string> hosts_in_file(const std::string& path) {
   std::set<std::string> hosts;
-  std::istringstream lines(read_file(path, kMostBytes));
+  std::istringstream lines(read_file(path, kMaxBytes));
   int number = 0;
   for (std::string line; std::getline(lines, line);) {
     ++number;

@@ -19,7 +19,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr std::int64_t kMostTrialBytes = std::int64_t{64} << 20;
+constexpr std::int64_t kMaxTrialBytes = std::int64_t{64} << 20;
 
 // The run folder, or the nearest folder above it that exists.
 std::string existing_folder(const fs::path& run) {
@@ -189,7 +189,7 @@ Facts probe_space(const Subject& subject) {
           {"checkpoint", checkpoint},
           {"kept", saves.keep() + (saves.keep_best() ? 1 : 0) + 1},
           {"free", free_bytes(folder)},
-          {"speed", write_trial(folder, std::min(checkpoint, kMostTrialBytes))}};
+          {"speed", write_trial(folder, std::min(checkpoint, kMaxTrialBytes))}};
 }
 
 Judgement judge_space(const Answers& answers) {

@@ -23,8 +23,8 @@
 #include "cluster/base/files/file.h"
 #include "cluster/base/text/plural.h"
 #include "cluster/health/connection.h"
-#include "launcher/bench/report.h"
 #include "launcher/doctor/probes.h"
+#include "launcher/measure/report.h"
 
 namespace birkhoff {
 namespace {

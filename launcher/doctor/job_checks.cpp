@@ -12,14 +12,14 @@
 #include "cluster/base/gpu/gpu_identity.h"
 #include "cluster/base/slurm_environment.h"
 #include "cluster/base/text/plural.h"
-#include "configs/config_io.h"
+#include "configs/loader/config_io.h"
 #include "data/corpus/corpus.h"
-#include "launcher/commands.h"
 #include "launcher/doctor/probes.h"
 #include "launcher/processes/ranks.h"
 
 #ifdef BIRKHOFF_CUDA
 #include "cluster/nccl_group.h"
+#include "launcher/versions.h"
 #endif
 
 namespace birkhoff {

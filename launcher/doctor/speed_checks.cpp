@@ -29,7 +29,7 @@ using Clock = std::chrono::steady_clock;
 
 constexpr int kRounds = 5;  // of which the fastest counts: other load may use a host for a moment
 constexpr double kRoundSeconds = 0.2;  // longer than the periods in which limits on CPU time count
-constexpr int kMostTurns = 8;
+constexpr int kMaxTurns = 8;
 
 double seconds_since(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
@@ -83,7 +83,7 @@ Facts measure_in_turns(const Subject& subject, const std::function<double()>& me
   const int local_size = subject.world.local_size();
   const int with_cores = std::max(1, usable_cores() / subject.threads);
   const int computing_threads = std::min(subject.threads, usable_cores());
-  const int together = std::max(with_cores, (local_size + kMostTurns - 1) / kMostTurns);
+  const int together = std::max(with_cores, (local_size + kMaxTurns - 1) / kMaxTurns);
   const std::int64_t turns = most_of_ranks(world, (local_size + together - 1) / together);
   double speed = 0, cpu_share = 1;
   std::exception_ptr error;
@@ -180,7 +180,7 @@ Judgement judge_memory_speed(const Answers& answers) {
 }
 
 std::vector<std::vector<int>> exchange_rounds(const std::vector<std::string>& host_of_rank) {
-  constexpr int kMostRounds = 3;
+  constexpr int kMaxRounds = 3;
   const auto num_ranks = static_cast<int>(host_of_rank.size());
   std::map<std::string, std::vector<int>> hosts;
   for (int rank = 0; rank < num_ranks; ++rank) {
@@ -195,7 +195,7 @@ std::vector<std::vector<int>> exchange_rounds(const std::vector<std::string>& ho
   std::size_t pairs = players.front().size();  // of two players
   for (const std::vector<int>& player : players) pairs = std::min(pairs, player.size());
   const auto size = static_cast<int>(players.size() + players.size() % 2);
-  std::vector<std::vector<int>> rounds(static_cast<std::size_t>(std::min(kMostRounds, size - 1)),
+  std::vector<std::vector<int>> rounds(static_cast<std::size_t>(std::min(kMaxRounds, size - 1)),
                                        std::vector<int>(host_of_rank.size(), -1));
   for (std::size_t round = 0; round < rounds.size(); ++round) {
     for (std::size_t player = 0; player < players.size(); ++player) {

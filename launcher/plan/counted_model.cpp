@@ -5,7 +5,7 @@
 
 #include <optional>
 
-#include "launcher/bench/peak_memory.h"
+#include "launcher/measure/peak_memory.h"
 #include "models/meta_operations.h"
 #include "runtime/tasks/task.h"
 

@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <memory>
 
-#include "configs/config.pb.h"
+#include "configs/schema/config.pb.h"
 #include "models/model.h"
 #include "runtime/gradients/grad_buckets.h"
 

@@ -10,9 +10,9 @@
 #include <set>
 
 #include "cluster/base/cpu.h"
-#include "configs/options.pb.h"
+#include "configs/schema/options.pb.h"
 #include "data/batch/partition.h"
-#include "launcher/bench/synthetic_training.h"
+#include "launcher/measure/synthetic_training.h"
 #include "launcher/plan/rank_state.h"
 #include "launcher/plan/trial.h"
 #include "runtime/tasks/task.h"

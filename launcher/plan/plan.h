@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "configs/config.pb.h"
+#include "configs/schema/config.pb.h"
 #include "launcher/plan/effective_time.h"
 #include "launcher/plan/plan_tables.h"
 

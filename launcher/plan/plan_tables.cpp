@@ -4,14 +4,14 @@
 #include <cmath>
 #include <cstdint>
 
-#include "launcher/bench/report.h"
+#include "launcher/measure/report.h"
 
 namespace birkhoff {
 namespace {
 
-constexpr double kMostWhole = 0x1p53;  // doubles up to here hold every integer
+constexpr double kMaxWhole = 0x1p53;  // doubles up to here hold every integer
 
-bool is_whole(double value) { return std::abs(value) < kMostWhole && std::floor(value) == value; }
+bool is_whole(double value) { return std::abs(value) < kMaxWhole && std::floor(value) == value; }
 
 nlohmann::ordered_json number(const std::optional<double>& value) {
   if (!value || !std::isfinite(*value)) return nullptr;

@@ -5,7 +5,7 @@
 #include <memory>
 #include <set>
 
-#include "launcher/bench/synthetic_training.h"
+#include "launcher/measure/synthetic_training.h"
 #include "models/model.h"
 #include "runtime/gradients/grad_norm.h"
 #include "runtime/gradients/step_sums.h"
@@ -161,7 +161,7 @@ SavedState saved_state(const configs::Config& config, std::int64_t vocabulary, i
   std::vector<Exchange> unused;
   CountingGroup group(num_ranks, at::kMeta, /*gathers_in_rings=*/false, unused);
   const StatefulParts parts(whole, vocabulary, group);
-  const std::vector<TensorPart> shards = training_shards(*parts.model, *parts.optimizer, num_ranks);
+  const std::vector<TensorPart> shards = training_parts(*parts.model, *parts.optimizer, num_ranks);
   SavedState saved{.size = checkpoint_size(typical_header(config, vocabulary), shards, num_ranks)};
   std::vector<std::int64_t> copies(static_cast<std::size_t>(num_ranks), 0);
   for (const TensorPart& shard : shards) {

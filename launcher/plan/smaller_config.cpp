@@ -6,8 +6,8 @@
 #include <numeric>
 #include <vector>
 
-#include "configs/check.h"
-#include "configs/options.pb.h"
+#include "configs/loader/check.h"
+#include "configs/schema/options.pb.h"
 
 namespace birkhoff {
 namespace {

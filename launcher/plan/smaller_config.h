@@ -4,7 +4,7 @@
 
 #include <cstdint>
 
-#include "configs/config.pb.h"
+#include "configs/schema/config.pb.h"
 
 namespace birkhoff {
 

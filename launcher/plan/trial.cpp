@@ -15,7 +15,7 @@
 #include <thread>
 
 #include "cluster/base/error.h"
-#include "launcher/bench/report.h"
+#include "launcher/measure/report.h"
 #include "launcher/plan/smaller_config.h"
 #include "models/transformer/layers.h"
 #include "runtime/tasks/task.h"

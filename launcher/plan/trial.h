@@ -9,8 +9,8 @@
 #include <string>
 #include <vector>
 
-#include "configs/config.pb.h"
-#include "launcher/bench/synthetic_training.h"
+#include "configs/schema/config.pb.h"
+#include "launcher/measure/synthetic_training.h"
 #include "launcher/plan/counted_model.h"
 
 namespace birkhoff {

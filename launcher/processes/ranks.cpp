@@ -15,8 +15,8 @@
 #include "cluster/base/error.h"
 #include "cluster/base/files/checksum.h"
 #include "cluster/base/files/file.h"
-#include "launcher/commands.h"
 #include "launcher/failure.h"
+#include "launcher/versions.h"
 
 namespace birkhoff {
 namespace {
@@ -72,11 +72,11 @@ void check_same_program(World& world) {
 }  // namespace
 
 void check_threads(const char* what, int threads, ExitCode code) {
-  constexpr int kMostPerCore = 64;
-  const int most = kMostPerCore * machine_cores();
+  constexpr int kMaxPerCore = 64;
+  const int most = kMaxPerCore * machine_cores();
   if (threads <= most) return;
   fail(code, "{} is {}, more than {} for each of this machine's {} cores: set it to at most {}",
-       what, threads, kMostPerCore, machine_cores(), most);
+       what, threads, kMaxPerCore, machine_cores(), most);
 }
 
 int threads_of_rank(int cores) { return threads_asked_for().value_or(cores); }

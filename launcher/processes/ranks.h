@@ -10,7 +10,7 @@
 
 #include "cluster/base/error.h"
 #include "cluster/world.h"
-#include "configs/config.pb.h"
+#include "configs/schema/config.pb.h"
 
 namespace birkhoff {
 

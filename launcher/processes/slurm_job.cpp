@@ -98,10 +98,10 @@ std::optional<Placement> place(const SlurmJob& job, const PlacementPolicy& polic
                                const std::vector<std::string>& responding, std::string& why) {
   const int of_node = ranks_of_node(job, policy),
             ranks = std::min(policy.ranks, of_node * static_cast<int>(responding.size()));
-  if (ranks < policy.least_ranks || ranks == 0) {
+  if (ranks < policy.min_ranks || ranks == 0) {
     why = fmt::format("{} of {} respond, and each has {}: too few for {}", responding.size(),
                       counted(job.nodes.size(), "node"), counted(of_node, "rank"),
-                      counted(policy.least_ranks, "rank"));
+                      counted(policy.min_ranks, "rank"));
     return std::nullopt;
   }
   const auto needed = static_cast<std::ptrdiff_t>((ranks + of_node - 1) / of_node);

@@ -35,7 +35,7 @@ struct Placement {
 // The policy by which ranks are placed on a Slurm job's nodes.
 struct PlacementPolicy {
   int ranks = 1;        // wanted
-  int least_ranks = 1;  // minimum to continue with after losing nodes
+  int min_ranks = 1;    // minimum to continue with after losing nodes
   int spare_nodes = 0;  // nodes that are left free at first
 };
 
@@ -43,7 +43,7 @@ struct PlacementPolicy {
 std::size_t nodes_needed(const SlurmJob& job, const PlacementPolicy& policy);
 
 // Places ranks on the job's `responding` nodes, with as many per node as if all of its nodes but
-// the spares were used. nullopt if fewer than least_ranks fit; then `why` receives a line.
+// the spares were used. nullopt if fewer than min_ranks fit; then `why` receives a line.
 std::optional<Placement> place(const SlurmJob& job, const PlacementPolicy& policy,
                                const std::vector<std::string>& responding, std::string& why);
 

@@ -4,7 +4,7 @@
 
 #include "cluster/base/error.h"
 #include "cluster/base/slurm_environment.h"
-#include "configs/site_io.h"
+#include "configs/loader/site_io.h"
 #include "launcher/processes/command_output.h"
 
 namespace birkhoff {

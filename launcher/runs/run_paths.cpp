@@ -3,8 +3,8 @@
 #include "cluster/base/error.h"
 #include "cluster/base/files/file.h"
 #include "cluster/base/gpu/device.h"
-#include "configs/check.h"
-#include "configs/config_io.h"
+#include "configs/loader/check.h"
+#include "configs/loader/config_io.h"
 #include "runtime/checkpoint/commit.h"
 #include "runtime/checkpoint/finite_state.h"
 #include "runtime/checkpoint/run_folder.h"
@@ -112,8 +112,8 @@ configs::Config config_of(const CheckpointFolder& checkpoint,
 std::unique_ptr<Model> load_model(const CheckpointFolder& checkpoint, const Task& task,
                                   at::Device device, ParameterValues values) {
   std::unique_ptr<Model> model = task.make_model(model_inputs(checkpoint.manifest), device);
-  std::vector<TensorPart> shards = model_shards(*model);
-  load_model_shards(checkpoint, shards);
+  std::vector<TensorPart> shards = model_tensors(*model);
+  load_model_tensors(checkpoint, shards);
   if (values == ParameterValues::kAny) return model;
   if (const std::string name = find_non_finite(shards); !name.empty()) {
     fail(ExitCode::kNumerical,

@@ -8,8 +8,8 @@
 #include <cmath>
 
 #include "cluster/base/text/plural.h"
-#include "configs/config_io.h"
-#include "launcher/bench/report.h"
+#include "configs/loader/config_io.h"
+#include "launcher/measure/report.h"
 #include "runtime/checkpoint/commit.h"
 #include "runtime/checkpoint/run_folder.h"
 #include "runtime/reporting/progress.h"

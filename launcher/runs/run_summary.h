@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "configs/config.pb.h"
+#include "configs/schema/config.pb.h"
 #include "runtime/reporting/metrics_reader.h"
 #include "runtime/reporting/run_history.h"
 

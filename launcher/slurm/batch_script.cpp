@@ -5,7 +5,7 @@
 #include <regex>
 
 #include "cluster/base/error.h"
-#include "configs/message_text.h"
+#include "configs/loader/message_text.h"
 #include "launcher/processes/restarts.h"
 
 namespace birkhoff {
@@ -133,7 +133,7 @@ constexpr const char* kStayEnd = R"SH(end 75 "saved; submit it again to continue
 )SH";
 
 // An option of sbatch must fit its buffer of 8 KiB, quoted.
-constexpr std::size_t kMostOptionBytes = 4000;
+constexpr std::size_t kMaxOptionBytes = 4000;
 
 // "#SBATCH --name=value". sbatch takes text in double quotes literally, except a backslash, which
 // protects the next character. It cannot take a line end, nor two words that it once read as
@@ -141,7 +141,7 @@ constexpr std::size_t kMostOptionBytes = 4000;
 std::string sbatch_line(const char* name, const std::string& value) {
   static const std::regex kPlain("[A-Za-z0-9_./:,@%+=-]*"), kControl("[\\x01-\\x1f\\x7f]"),
       kEaten("packjob|hetjob", std::regex::icase);
-  if (value.size() > kMostOptionBytes) {
+  if (value.size() > kMaxOptionBytes) {
     fail(ExitCode::kUsage, "--{} of sbatch is too long ({} bytes): shorten {}", name, value.size(),
          quoted(value));
   }

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "configs/site.pb.h"
+#include "configs/schema/site.pb.h"
 
 namespace birkhoff {
 

@@ -13,7 +13,7 @@
 namespace birkhoff {
 namespace {
 
-constexpr std::chrono::seconds kScancelLimit{30}, kCancelLook{1}, kMostWait{300};
+constexpr std::chrono::seconds kScancelLimit{30}, kCancelLook{1}, kMaxWait{300};
 
 void scancel(const std::vector<std::string>& options, const std::string& job) {
   std::vector<std::string> line = {"scancel"};
@@ -29,7 +29,7 @@ void scancel(const std::vector<std::string>& options, const std::string& job) {
 
 int cancel_command(const std::string& run, std::ostream& out, std::ostream& err) {
   using Clock = std::chrono::steady_clock;
-  const Clock::time_point deadline = Clock::now() + kMostWait;
+  const Clock::time_point deadline = Clock::now() + kMaxWait;
   std::set<std::string> asked, removed;
   for (;;) {
     const RunJobs jobs = jobs_of(run);

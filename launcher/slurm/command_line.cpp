@@ -38,9 +38,10 @@ void CommandLine::add_submit() {
   c->add_option("--spare-nodes", submit_.spare_nodes, "keep N of the nodes as spares for lost ones")
       ->check(CLI::Range(0, 65536))
       ->capture_default_str();
-  c->add_option("--least-ranks", submit_.least_ranks,
+  c->add_option("--min-ranks", submit_.min_ranks,
                 "minimum number of ranks to continue with after losing nodes; default: all")
       ->check(CLI::Range(1, 4096));
+  c->add_option("--least-ranks", submit_.min_ranks)->group("");  // its former name, not shown
   add_settings(c, submit_.settings);
   c->add_flag("--fresh", submit_.fresh,
               "move the old contents of the run folder to RUN/before-fresh-K now, and start over");

@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "cluster/base/error.h"
-#include "configs/message_text.h"
+#include "configs/loader/message_text.h"
 #include "launcher/runs/run_summary.h"
 
 namespace birkhoff {

@@ -7,7 +7,7 @@
 
 #include "cluster/base/error.h"
 #include "cluster/base/files/file.h"
-#include "configs/site_io.h"
+#include "configs/loader/site_io.h"
 #include "launcher/commands.h"
 #include "launcher/processes/restarts.h"
 #include "launcher/runs/run_summary.h"
@@ -22,7 +22,7 @@ namespace {
 namespace fs = std::filesystem;
 using nlohmann::ordered_json;
 
-constexpr std::size_t kMostPastJobs = 5;  // listed
+constexpr std::size_t kMaxPastJobs = 5;  // listed
 
 // The known state of a run. `summary` is empty until its first job has begun.
 struct Known {
@@ -108,7 +108,7 @@ std::string text_of(const Known& run) {
     line("checkpoint",
          summary.checkpoints.empty() ? "none yet" : step_name(summary.checkpoints.back()));
     if (!summary.jobs.empty()) line("history", history_text(summary));
-    const std::size_t first = summary.jobs.size() - std::min(summary.jobs.size(), kMostPastJobs);
+    const std::size_t first = summary.jobs.size() - std::min(summary.jobs.size(), kMaxPastJobs);
     for (std::size_t i = first; i < summary.jobs.size(); ++i) {
       line("trained", job_text(summary.jobs[i]));
     }

@@ -19,7 +19,7 @@ namespace fs = std::filesystem;
 using nlohmann::ordered_json;
 
 constexpr char kJobsFormat[] = "birkhoff jobs";
-constexpr std::int64_t kMostJobsBytes = 64 << 20, kMostEndBytes = 64 << 10;
+constexpr std::int64_t kMaxJobsBytes = 64 << 20, kMaxEndBytes = 64 << 10;
 
 fs::path submissions_folder(const fs::path& run) { return absolute_run(run).string() + ".slurm"; }
 
@@ -41,7 +41,7 @@ std::vector<SubmittedJob> read_jobs(const fs::path& submission) {
   if (!path_exists(file)) return {};  // sbatch had failed, or has not ended yet
   std::vector<SubmittedJob> jobs;
   try {
-    const auto json = ordered_json::parse(read_file(file, kMostJobsBytes));
+    const auto json = ordered_json::parse(read_file(file, kMaxJobsBytes));
     if (json.at("format") != kJobsFormat) throw std::runtime_error("another format");
     for (const auto& job : json.at("jobs")) {
       const std::string id = job.at("id");
@@ -80,7 +80,7 @@ void write_jobs(const fs::path& submission, const std::vector<SubmittedJob>& job
 
 std::optional<RecordedEnd> recorded_end(const SubmittedJob& job) {
   if (!path_exists(job.end.string())) return std::nullopt;
-  std::istringstream file(read_file(job.end.string(), kMostEndBytes));
+  std::istringstream file(read_file(job.end.string(), kMaxEndBytes));
   RecordedEnd end;
   if (!(file >> end.code >> std::ws)) return std::nullopt;  // the machine crashed then
   std::getline(file, end.text);

@@ -14,9 +14,9 @@
 #include "cluster/base/files/file.h"
 #include "cluster/base/text/plural.h"
 #include "cluster/base/text/utf8.h"
-#include "configs/config_io.h"
-#include "configs/message_text.h"
-#include "configs/site_io.h"
+#include "configs/loader/config_io.h"
+#include "configs/loader/message_text.h"
+#include "configs/loader/site_io.h"
 #include "data/corpus/corpus.h"
 #include "launcher/commands.h"
 #include "launcher/commands/train_checks.h"
@@ -37,7 +37,7 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr std::chrono::seconds kSbatchLimit{120};
-constexpr int kMostRanks = 4096;  // of `train --ranks`
+constexpr int kMaxRanks = 4096;  // of `train --ranks`
 
 // One run of a submission.
 struct Planned {
@@ -101,14 +101,13 @@ int ranks_of(const SubmitArguments& arguments, const configs::Site& site) {
   }
   const std::int64_t ranks =
       std::int64_t{arguments.nodes - arguments.spare_nodes} * site.ranks_per_node();
-  if (ranks > kMostRanks) {
+  if (ranks > kMaxRanks) {
     fail(ExitCode::kUsage, "--nodes {} with {} ranks on each are more than {} ranks: lower it",
-         arguments.nodes, site.ranks_per_node(), kMostRanks);
+         arguments.nodes, site.ranks_per_node(), kMaxRanks);
   }
-  if (arguments.least_ranks.value_or(1) > ranks) {
-    fail(ExitCode::kUsage, "--least-ranks {} is above the {} of {}: lower it",
-         *arguments.least_ranks, counted(ranks, "rank"),
-         counted(arguments.nodes - arguments.spare_nodes, "node"));
+  if (arguments.min_ranks.value_or(1) > ranks) {
+    fail(ExitCode::kUsage, "--min-ranks {} is above the {} of {}: lower it", *arguments.min_ranks,
+         counted(ranks, "rank"), counted(arguments.nodes - arguments.spare_nodes, "node"));
   }
   return static_cast<int>(ranks);
 }
@@ -212,7 +211,7 @@ std::vector<std::string> train_options(const SubmitArguments& arguments, const c
   };
   add("--restarts", arguments.restarts);
   if (arguments.spare_nodes > 0) add("--spare-nodes", arguments.spare_nodes);
-  if (arguments.least_ranks) add("--least-ranks", *arguments.least_ranks);
+  if (arguments.min_ranks) add("--min-ranks", *arguments.min_ranks);
   return options;
 }
 

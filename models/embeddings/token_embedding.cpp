@@ -7,7 +7,7 @@
 #include <string>
 
 #include "cluster/base/error.h"
-#include "configs/config.pb.h"
+#include "configs/schema/config.pb.h"
 #include "models/transformer/sinusoid.h"
 
 namespace birkhoff {

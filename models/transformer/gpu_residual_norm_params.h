@@ -14,7 +14,7 @@ namespace birkhoff {
 // `branch_dtype` (fp32, bf16 or fp16).
 struct ResidualNormParams {
   KernelDtype branch_dtype;
-  std::int64_t rows, channels;  // channels: a multiple of 4, at most kMostChannels
+  std::int64_t rows, channels;  // channels: a multiple of 4, at most kMaxChannels
   const float* x;               // [rows, channels]
   const void* y;                // [rows, channels], branch
   const float* weight;          // [channels]
@@ -25,7 +25,7 @@ struct ResidualNormParams {
   float* mean;   // [rows]
   float* rstd;   // [rows]: 1 / standard deviation
 
-  static constexpr std::int64_t kMostChannels = 8192;
+  static constexpr std::int64_t kMaxChannels = 8192;
 };
 
 struct ResidualNormBackwardParams {

@@ -5,7 +5,7 @@
 #include <utility>
 
 #include "cluster/base/error.h"
-#include "configs/config.pb.h"
+#include "configs/schema/config.pb.h"
 
 namespace birkhoff {
 

@@ -8,7 +8,7 @@
 #include <cmath>
 
 #include "cluster/base/error.h"
-#include "configs/config.pb.h"
+#include "configs/schema/config.pb.h"
 #include "models/transformer/gelu.h"
 #include "models/transformer/residual_norm.h"
 

@@ -33,18 +33,18 @@ std::int64_t embedding_width(const configs::Model& config);
 // Numbers the consumers of noise in a model, so that no two share a random stream
 // (NoiseKey::at_layer). `layer` is a noise_number().
 enum class RandomStream : std::uint32_t { kAttention = 0, kFeedForward = 1, kHeadGroup = 2 };
-inline constexpr std::uint32_t kMostHeadGroups = 254;
+inline constexpr std::uint32_t kMaxHeadGroups = 254;
 inline std::uint32_t noise_layer(std::int64_t layer, RandomStream consumer,
                                  std::size_t head_group = 0) {
-  return static_cast<std::uint32_t>(layer) * (kMostHeadGroups + 2) +
+  return static_cast<std::uint32_t>(layer) * (kMaxHeadGroups + 2) +
          static_cast<std::uint32_t>(consumer) + static_cast<std::uint32_t>(head_group);
 }
 
 // Numbers the layers of a model's stacks for noise_layer(). Cross-attention has numbers of its own.
 enum class NoiseLayers { kStack = 0, kCrossAttention = 1, kSourceEncoder = 2 };
-inline constexpr std::int64_t kMostLayers = 4096;  // of a stack
+inline constexpr std::int64_t kMaxLayers = 4096;  // of a stack
 inline std::int64_t noise_number(NoiseLayers layers, std::int64_t number) {
-  return static_cast<std::int64_t>(layers) * kMostLayers + number;
+  return static_cast<std::int64_t>(layers) * kMaxLayers + number;
 }
 
 // y[..., O] = x[..., I] weight[O, I]^T + bias[O], in the parameters' compute dtype. If it differs

@@ -3,7 +3,7 @@
 #include <ATen/ops/cat.h>
 
 #include "cluster/base/error.h"
-#include "configs/config.pb.h"
+#include "configs/schema/config.pb.h"
 
 namespace birkhoff {
 namespace {
@@ -40,9 +40,9 @@ MultiHeadAttention::MultiHeadAttention(const configs::Model& config,
                                        std::int64_t noise_number, std::int64_t sequence_length,
                                        bool causal, const std::string& name, Parameters& parameters)
     : source_(source), noise_number_(noise_number) {
-  if (attention.group_size() > static_cast<int>(kMostHeadGroups)) {
+  if (attention.group_size() > static_cast<int>(kMaxHeadGroups)) {
     fail(ExitCode::kConfig, "{}: {} groups; at most {} are allowed", field, attention.group_size(),
-         kMostHeadGroups);
+         kMaxHeadGroups);
   }
   std::vector<GroupProjections> projections;
   for (int g = 0; g < attention.group_size(); ++g) {
@@ -59,7 +59,7 @@ MultiHeadAttention::MultiHeadAttention(const configs::Model& config,
     group.mechanism = make_group_mechanism(attention.group(g).mechanism(), shape, group_field,
                                            group.name, parameters);
     const MechanismTraits traits = group.mechanism->traits();
-    if (source_ == KeySource::kMemory && !traits.crosses) {
+    if (source_ == KeySource::kMemory && !traits.supports_cross_attention) {
       fail(ExitCode::kConfig,
            "{}.mechanism: it attends within one sequence and cannot read an encoder's outputs; "
            "choose one that can, for instance dense",

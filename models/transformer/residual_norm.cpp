@@ -35,7 +35,7 @@ bool has_kernel(std::initializer_list<at::Tensor> tensors) {
   const at::Tensor& stream_NC = *tensors.begin();
   const std::int64_t channels = stream_NC.size(1);
   bool fits = kHasGpuKernels && stream_NC.is_cuda() && stream_NC.scalar_type() == at::kFloat &&
-              channels <= ResidualNormParams::kMostChannels;
+              channels <= ResidualNormParams::kMaxChannels;
   for (const at::Tensor& tensor : tensors) {
     fits = fits && (!tensor.defined() ||
                     fits_vectors(tensor, channels * static_cast<std::int64_t>(tensor.itemsize())));

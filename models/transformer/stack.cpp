@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "cluster/base/error.h"
-#include "configs/config.pb.h"
+#include "configs/schema/config.pb.h"
 #include "models/transformer/recompute.h"
 
 namespace birkhoff {
@@ -68,7 +68,7 @@ Parameters make_parameters(const configs::Config& config, at::Device device) {
 Stack::Stack(const configs::Config& config, StackRole role, Parameters& parameters)
     : parameters_(parameters), role_(role), recompute_(config.train().recompute()) {
   const configs::Model model = stack_model(config.model(), role);
-  require(model.attention_size() > 0 && model.layers() <= kMostLayers,
+  require(model.attention_size() > 0 && model.layers() <= kMaxLayers,
           "the configuration is not resolved");
   layers_.reserve(static_cast<std::size_t>(model.layers()));
   for (std::int64_t i = 0; i < model.layers(); ++i) {

@@ -2,7 +2,7 @@
 
 #include <utility>
 
-#include "configs/config.pb.h"
+#include "configs/schema/config.pb.h"
 
 namespace birkhoff {
 namespace {

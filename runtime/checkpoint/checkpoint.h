@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "cluster/base/collectives/process_group.h"
-#include "configs/checkpoint_manifest.pb.h"
+#include "configs/schema/checkpoint_manifest.pb.h"
 #include "runtime/checkpoint/tensor_part.h"
 
 namespace birkhoff {
@@ -99,7 +99,7 @@ std::optional<CheckpointFolder> find_newest_checkpoint(const std::filesystem::pa
 void load_checkpoint(const CheckpointFolder& checkpoint, std::vector<TensorPart>& shards);
 // Loads only a model (evaluation, sampling): tensors of the checkpoint that no shard names are
 // ignored.
-void load_model_shards(const CheckpointFolder& checkpoint, std::vector<TensorPart>& shards);
+void load_model_tensors(const CheckpointFolder& checkpoint, std::vector<TensorPart>& shards);
 
 // Re-reads every file and checks sizes, hashes, safetensors headers, and the CRC32C of every
 // tensor. Error(kCheckpoint) names the first file and tensor that differ.

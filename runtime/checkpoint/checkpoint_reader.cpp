@@ -12,7 +12,7 @@
 #include "cluster/base/files/file.h"
 #include "cluster/base/logging/log.h"
 #include "cluster/base/text/plural.h"
-#include "configs/summary.h"
+#include "configs/loader/summary.h"
 #include "data/corpus/verify.h"
 #include "runtime/checkpoint/checkpoint.h"
 #include "runtime/checkpoint/commit.h"
@@ -243,7 +243,7 @@ void load_checkpoint(const CheckpointFolder& checkpoint, std::vector<TensorPart>
   load(checkpoint, shards, /*allow_surplus=*/false);
 }
 
-void load_model_shards(const CheckpointFolder& checkpoint, std::vector<TensorPart>& shards) {
+void load_model_tensors(const CheckpointFolder& checkpoint, std::vector<TensorPart>& shards) {
   load(checkpoint, shards, /*allow_surplus=*/true);
 }
 

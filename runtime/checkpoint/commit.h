@@ -17,7 +17,7 @@
 #include <string_view>
 #include <vector>
 
-#include "configs/checkpoint_manifest.pb.h"
+#include "configs/schema/checkpoint_manifest.pb.h"
 #include "runtime/checkpoint/checkpoint.h"
 
 namespace birkhoff {

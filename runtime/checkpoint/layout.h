@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "configs/checkpoint_manifest.pb.h"
+#include "configs/schema/checkpoint_manifest.pb.h"
 #include "runtime/checkpoint/checkpoint.h"
 #include "runtime/checkpoint/safetensors.h"
 #include "runtime/checkpoint/tensor_part.h"

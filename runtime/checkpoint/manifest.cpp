@@ -9,9 +9,9 @@
 #include <stdexcept>
 #include <vector>
 
-#include "configs/check.h"
-#include "configs/checksummed_json.h"
-#include "configs/message_text.h"
+#include "configs/loader/check.h"
+#include "configs/loader/checksummed_json.h"
+#include "configs/loader/message_text.h"
 #include "data/corpus/manifest.h"
 #include "runtime/gradients/loss_scale.h"
 

@@ -5,7 +5,7 @@
 #include <string>
 
 #include "cluster/base/error.h"
-#include "configs/checkpoint_manifest.pb.h"
+#include "configs/schema/checkpoint_manifest.pb.h"
 #include "runtime/checkpoint/tensor_part.h"
 
 namespace birkhoff {

@@ -8,7 +8,7 @@
 #include <set>
 
 #include "cluster/base/error.h"
-#include "configs/message_text.h"
+#include "configs/loader/message_text.h"
 
 namespace birkhoff {
 namespace {

@@ -26,7 +26,7 @@ std::vector<std::int64_t> row_major_strides(const std::vector<std::int64_t>& siz
 
 }  // namespace
 
-TensorPart whole_shard(std::string name, StateKind kind, const at::Tensor& tensor, int owner) {
+TensorPart whole_part(std::string name, StateKind kind, const at::Tensor& tensor, int owner) {
   require(tensor.is_contiguous(), "a whole shard needs a contiguous tensor");
   TensorPart shard;
   shard.name = std::move(name);

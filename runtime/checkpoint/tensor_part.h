@@ -38,7 +38,7 @@ struct TensorPart {
 };
 
 // A shard that is a whole tensor. `tensor` must be contiguous; data is a view of it.
-TensorPart whole_shard(std::string name, StateKind kind, const at::Tensor& tensor, int owner);
+TensorPart whole_part(std::string name, StateKind kind, const at::Tensor& tensor, int owner);
 
 // Assigns each shard to one of `num_ranks` owners so that all write about as many bytes: the
 // largest first, each to the rank with the fewest so far. For state that every rank holds; all

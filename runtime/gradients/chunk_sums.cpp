@@ -17,7 +17,7 @@ static_assert(ChunkSumsParams::kChunk == kSumChunk);
 
 namespace {
 
-// Launches of at most kMostTensors tensors each.
+// Launches of at most kMaxTensors tensors each.
 void sum_on_gpu(const std::vector<at::Tensor>& tensors, double* sums) {
   ChunkSumsParams params{};
   params.dtype = kernel_dtype(tensors[0]);
@@ -33,7 +33,7 @@ void sum_on_gpu(const std::vector<at::Tensor>& tensors, double* sums) {
     if (x_n.numel() == 0) continue;
     end += num_sum_chunks(x_n.numel());
     params.tensors[params.num_tensors++] = {x_n.const_data_ptr(), x_n.numel(), end};
-    if (params.num_tensors == ChunkSumsParams::kMostTensors) flush();
+    if (params.num_tensors == ChunkSumsParams::kMaxTensors) flush();
   }
   flush();
 }

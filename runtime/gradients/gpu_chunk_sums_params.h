@@ -13,7 +13,7 @@ namespace birkhoff {
 // Several tensors, whose sums follow one another.
 struct ChunkSumsParams {
   static constexpr std::int64_t kChunk = 4096;  // as in runtime/gradients/fixed_order.h
-  static constexpr int kMostTensors = 64;
+  static constexpr int kMaxTensors = 64;
 
   KernelDtype dtype;  // of all elements: fp32 or bf16
   int num_tensors;
@@ -21,7 +21,7 @@ struct ChunkSumsParams {
     const void* x;          // [elements]
     std::int64_t elements;  // at least 1
     std::int64_t end;       // chunks of this tensor and of those before it
-  } tensors[kMostTensors];
+  } tensors[kMaxTensors];
   double* sums;  // [end of the last tensor]
 };
 

@@ -13,7 +13,7 @@
 #include <cmath>
 
 #include "cluster/base/error.h"
-#include "configs/config.pb.h"
+#include "configs/schema/config.pb.h"
 #include "runtime/gradients/fixed_order.h"
 
 namespace birkhoff {
@@ -191,14 +191,14 @@ std::vector<TensorPart> Adafactor::state() {
   std::vector<TensorPart> shards;
   const auto add = [&](const char* prefix, const Entry& entry, const at::Tensor& tensor) {
     if (!tensor.defined()) return;
-    shards.push_back(whole_shard(prefix + entry.name, StateKind::kOptimizer, tensor, entry.owner));
+    shards.push_back(whole_part(prefix + entry.name, StateKind::kOptimizer, tensor, entry.owner));
   };
   for (const Entry& entry : entries_) {
     add("adafactor.rows/", entry, entry.rows);
     add("adafactor.columns/", entry, entry.columns);
     add("adafactor.full/", entry, entry.full);
   }
-  shards.push_back(whole_shard("adafactor.num_updates", StateKind::kOptimizer, num_updates_, 0));
+  shards.push_back(whole_part("adafactor.num_updates", StateKind::kOptimizer, num_updates_, 0));
   return shards;
 }
 

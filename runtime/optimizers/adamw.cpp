@@ -7,7 +7,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "configs/config.pb.h"
+#include "configs/schema/config.pb.h"
 #include "runtime/optimizers/adamw_formula.h"
 #include "runtime/optimizers/gpu_adamw.h"
 
@@ -146,7 +146,7 @@ std::vector<TensorPart> AdamW::state() {
       if (first >= last) add(slot.offset, slot.offset, 0);
     }
   }
-  shards.push_back(whole_shard("adamw.num_updates", StateKind::kOptimizer, num_updates_, 0));
+  shards.push_back(whole_part("adamw.num_updates", StateKind::kOptimizer, num_updates_, 0));
   return shards;
 }
 

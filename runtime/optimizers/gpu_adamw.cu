@@ -23,7 +23,7 @@ constexpr int kThreads = 256;
 constexpr int kPerThread = 4;  // 16 bytes of fp32: one instruction
 // Each block first waits for two powers in fp64, about a microsecond: a few blocks for each of 132
 // multiprocessors fill the GPU and wait for them once.
-constexpr std::int64_t kMostBlocks = 1056;
+constexpr std::int64_t kMaxBlocks = 1056;
 
 template <typename Gradient>
 __global__ void __launch_bounds__(kThreads) fused_adamw_kernel(const FusedAdamWParams p) {
@@ -61,7 +61,7 @@ __global__ void __launch_bounds__(kThreads) fused_adamw_kernel(const FusedAdamWP
 void launch_fused_adamw(const FusedAdamWParams& params, cudaStream_t stream) {
   if (params.elements == 0) return;
   constexpr std::int64_t kPerBlock = kThreads * kPerThread;
-  const std::int64_t blocks = std::min((params.elements + kPerBlock - 1) / kPerBlock, kMostBlocks);
+  const std::int64_t blocks = std::min((params.elements + kPerBlock - 1) / kPerBlock, kMaxBlocks);
   const LaunchShape shape{
       .grid = dim3(static_cast<unsigned>(blocks)), .block = dim3(kThreads), .stream = stream};
   if (params.gradient_dtype == KernelDtype::kBFloat16) {

@@ -1,7 +1,7 @@
 #include "runtime/optimizers/optimizer.h"
 
 #include "cluster/base/error.h"
-#include "configs/config.pb.h"
+#include "configs/schema/config.pb.h"
 #include "runtime/optimizers/adafactor.h"
 #include "runtime/optimizers/adamw.h"
 

@@ -13,7 +13,7 @@ namespace {
 
 constexpr std::size_t kPieceBytes = 1 << 20;
 constexpr std::size_t kLongestLine = 1 << 16;
-constexpr double kMostSteps = 1e15;  // exact in a double
+constexpr double kMaxSteps = 1e15;  // exact in a double
 
 struct Line {
   std::optional<double> step;
@@ -127,7 +127,7 @@ bool add_line(std::string_view text, MetricsRecords& records) {
   Line line;
   if (!LineParser(text).parse(line) || !line.step) return false;
   const double step = *line.step;
-  if (!(step >= 0 && step <= kMostSteps && step == std::floor(step))) return false;
+  if (!(step >= 0 && step <= kMaxSteps && step == std::floor(step))) return false;
   line.figures.step = static_cast<std::int64_t>(step);
   cut_from(line.figures.step, records.evaluations);
   if (line.is_evaluation) {  // comes after its step's own record

@@ -15,11 +15,11 @@ namespace {
 
 // Pixels: the picture without its legend, and the margins around the axes.
 constexpr double kWidth = 760, kHeight = 440, kLeft = 70, kRight = 40, kTop = 56, kBottom = 52;
-constexpr double kRow = 20;            // of the legend
-constexpr double kSample = 30;         // of a line in the legend
-constexpr double kCharacter = 6.9;     // mean width in this font, at most
-constexpr int kLongestName = 90;       // characters of a name in the legend
-constexpr std::size_t kMostTicks = 9;  // of a logarithmic axis
+constexpr double kRow = 20;           // of the legend
+constexpr double kSample = 30;        // of a line in the legend
+constexpr double kCharacter = 6.9;    // mean width in this font, at most
+constexpr int kLongestName = 90;      // characters of a name in the legend
+constexpr std::size_t kMaxTicks = 9;  // of a logarithmic axis
 
 // Okabe and Ito 2008, with gray instead of black: visible on white and on black pages.
 constexpr std::array kColours{"#0072b2", "#d55e00", "#009e73", "#cc79a7",
@@ -63,7 +63,7 @@ class Axis {
     }
     low_ = ticks_.front();
     high_ = ticks_.back();
-    const std::size_t stride = linear ? 1 : (ticks_.size() + kMostTicks - 1) / kMostTicks;
+    const std::size_t stride = linear ? 1 : (ticks_.size() + kMaxTicks - 1) / kMaxTicks;
     for (std::size_t i = 0; i * stride < ticks_.size(); ++i) ticks_[i] = ticks_[i * stride];
     ticks_.resize((ticks_.size() + stride - 1) / stride);
   }

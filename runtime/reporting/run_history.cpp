@@ -21,7 +21,7 @@ using nlohmann::ordered_json;
 
 constexpr char kFormat[] = "birkhoff history";
 constexpr int kVersion = 1;
-constexpr std::int64_t kMostBytes = std::int64_t{1} << 30;
+constexpr std::int64_t kMaxBytes = std::int64_t{1} << 30;
 constexpr std::chrono::seconds kStatusEvery{2};
 
 ordered_json json_of(const JobStart& start) {
@@ -113,7 +113,7 @@ void add_line(const fs::path& file, const ordered_json& json) {
   if (!path_exists(file.string())) {
     text = line_of({{"format", kFormat}, {"version", kVersion}});
   } else {
-    const std::string before = read_file(file.string(), kMostBytes);
+    const std::string before = read_file(file.string(), kMaxBytes);
     if (!before.empty() && before.back() != '\n') text = "\n";
   }
   File out = File::open_for_append(file.string());
@@ -147,7 +147,7 @@ double unix_seconds() {
 std::vector<Job> read_history(const fs::path& file) {
   std::vector<Job> jobs;
   if (!path_exists(file.string())) return jobs;
-  const std::string text = read_file(file.string(), kMostBytes);
+  const std::string text = read_file(file.string(), kMaxBytes);
   for (std::size_t begin = 0; begin < text.size();) {
     const std::size_t end = std::min(text.find('\n', begin), text.size());
     const ordered_json json = ordered_json::parse(text.substr(begin, end - begin), nullptr,
@@ -170,7 +170,7 @@ std::vector<Job> read_history(const fs::path& file) {
 
 std::optional<JobStatus> read_status(const fs::path& file) {
   if (!path_exists(file.string())) return std::nullopt;
-  const ordered_json json = ordered_json::parse(read_file(file.string(), kMostBytes), nullptr,
+  const ordered_json json = ordered_json::parse(read_file(file.string(), kMaxBytes), nullptr,
                                                 /*allow_exceptions=*/false);
   if (!json.is_object()) return std::nullopt;
   JobStatus status;

@@ -7,8 +7,8 @@
 #include <string>
 #include <vector>
 
-#include "configs/checkpoint_manifest.pb.h"
-#include "configs/config.pb.h"
+#include "configs/schema/checkpoint_manifest.pb.h"
+#include "configs/schema/config.pb.h"
 #include "data/corpus/corpus.h"
 #include "data/loader/sample_source.h"
 #include "models/model.h"

@@ -19,8 +19,8 @@
 #include <vector>
 
 #include "attention/kernels/sinkhorn/sinkhorn.h"
-#include "configs/attention.pb.h"
-#include "configs/check.h"
+#include "configs/loader/check.h"
+#include "configs/schema/attention.pb.h"
 
 namespace birkhoff {
 namespace {
@@ -152,9 +152,9 @@ TEST(Limits, AreThoseOfConfigurations) {
     EXPECT_TRUE(allowed.contains(static_cast<double>(most)));
     EXPECT_FALSE(allowed.contains(static_cast<double>(most + 1)));
   };
-  expect_most(range(configs::SinkhornAttention(), "block"), kMostBlockTokens);
-  expect_most(range(configs::BlockLocalAttention(), "block"), kMostBlockTokens);
-  expect_most(range(configs::SinkhornAttention(), "iterations"), kMostIterations);
+  expect_most(range(configs::SinkhornAttention(), "block"), kMaxBlockTokens);
+  expect_most(range(configs::BlockLocalAttention(), "block"), kMaxBlockTokens);
+  expect_most(range(configs::SinkhornAttention(), "iterations"), kMaxIterations);
 }
 
 }  // namespace

@@ -14,9 +14,9 @@
 
 #include "attention/kernels/block_attention/paths.h"
 #include "attention/kernels/gathered_attention/gathered_attention.h"
-#include "tests/attention/gathered_problem.h"
-#include "tests/attention/mechanism_cases.h"
-#include "tests/attention/position_lists.h"
+#include "tests/attention/kernels/gathered_attention/gathered_problem.h"
+#include "tests/attention/kernels/gathered_attention/position_lists.h"
+#include "tests/attention/mechanisms/mechanism_cases.h"
 
 namespace birkhoff::test {
 namespace {
@@ -110,7 +110,7 @@ TEST(LogitTerms, GatheredRowsAreTheDefinition) {
   const at::Tensor order = at::randperm(kTokens).to(at::kInt).view({1, 1, -1}),
                    end = at::full({1, 1, 1}, kTokens, at::kInt);
   for (const bool causal : {false, true}) {
-    for (const PlaceMerge merge : {PlaceMerge::kOneSoftmax, PlaceMerge::kMean}) {
+    for (const SlotMerge merge : {SlotMerge::kOneSoftmax, SlotMerge::kMean}) {
       const Operands in = operands(kTokens, -7, causal ? 8 : 15, causal);
       const RowLists all = make_row_lists(order, end, kTokens);
       const at::Tensor distance_LS = at::arange(kTokens).unsqueeze(1) - at::arange(kTokens);
@@ -239,9 +239,9 @@ TEST(LogitTerms, MechanismsDoNotCopyKeysToQueryHeads) {
   }
 }
 
-class LogitTermsMergedAs : public ::testing::TestWithParam<PlaceMerge> {};
+class LogitTermsMergedAs : public ::testing::TestWithParam<SlotMerge> {};
 INSTANTIATE_TEST_SUITE_P(Merges, LogitTermsMergedAs,
-                         ::testing::Values(PlaceMerge::kOneSoftmax, PlaceMerge::kMean));
+                         ::testing::Values(SlotMerge::kOneSoftmax, SlotMerge::kMean));
 
 TEST_P(LogitTermsMergedAs, Fp64EqualsTheReference) {
   for (int seed = 0; seed < kProblems; ++seed) {

@@ -12,7 +12,7 @@
 #include "attention/kernels/block_attention/block_attention.h"
 #include "attention/kernels/block_mix/block_mix.h"
 #include "attention/kernels/sinkhorn/sinkhorn.h"
-#include "tests/attention/mechanism_cases.h"
+#include "tests/attention/mechanisms/mechanism_cases.h"
 
 namespace birkhoff::test {
 namespace {

@@ -4,7 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "cluster/base/error.h"
-#include "tests/attention/mechanism_cases.h"
+#include "tests/attention/mechanisms/mechanism_cases.h"
 
 namespace birkhoff {
 namespace {

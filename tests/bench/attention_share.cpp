@@ -15,9 +15,9 @@
 #include "attention/mechanism.h"
 #include "cluster/base/cpu.h"
 #include "cluster/base/instruction_set.h"
-#include "configs/attention.pb.h"
-#include "configs/config.pb.h"
-#include "configs/config_io.h"
+#include "configs/loader/config_io.h"
+#include "configs/schema/attention.pb.h"
+#include "configs/schema/config.pb.h"
 #include "runtime/tasks/task.h"
 
 namespace birkhoff {

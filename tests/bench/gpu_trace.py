@@ -44,7 +44,7 @@ def chosen_blocks(a):
                            requires_grad=True) for _ in range(3))
 
     def attend():
-        chosen = torch.ops.birkhoff.choose_blocks(q, k, a.block, a.chosen)
+        chosen = torch.ops.birkhoff.select_top_blocks(q, k, a.block, a.chosen)
         return torch.ops.birkhoff.listed_block_attention(q, k, v, chosen, a.block)
 
     return (q, k, v), attend

@@ -4,8 +4,9 @@ of a rank, tokens/s.
 Plans and runs alternate, and medians are compared, because other load disturbs both. Memory is the
 growth of a rank's peak resident set, which the run logs, over that of a run with a tiny model of
 the same kind: the program, its libraries and MPI are in both. It has no bar, because the C
-library's heap also keeps freed memory that no later tensor fits into; tests/launcher/trial_test.cpp
-compares predictions with the bytes of live tensors. Exit code 1 if a prediction misses its bar.
+library's heap also keeps freed memory that no later tensor fits into;
+tests/launcher/plan/trial_test.cpp compares predictions with the bytes of live tensors. Exit code 1
+if a prediction misses its bar.
 """
 
 import argparse

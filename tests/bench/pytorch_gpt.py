@@ -30,7 +30,7 @@ BARRED = -1e30
 
 class SinkhornAttention(nn.Module):
     """Causal, `prefix` normalization, pooling by the block's first token, one linear layer as
-    SortNet (configs/attention.proto)."""
+    SortNet (configs/schema/attention.proto)."""
     def __init__(self, context, channels, heads, block):
         super().__init__()
         self.block, blocks = block, context // block

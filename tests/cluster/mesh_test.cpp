@@ -5,7 +5,7 @@
 #include <gtest/gtest.h>
 
 #include "cluster/base/error.h"
-#include "configs/config.pb.h"
+#include "configs/schema/config.pb.h"
 #include "tests/cluster/mpi_test_main.h"
 
 namespace birkhoff {

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "cluster/base/error.h"
-#include "configs/config_io.h"
+#include "configs/loader/config_io.h"
 
 namespace birkhoff {
 

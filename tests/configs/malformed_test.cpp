@@ -4,7 +4,7 @@
 
 #include <chrono>
 
-#include "configs/text_parser.h"
+#include "configs/loader/text_parser.h"
 #include "helpers.h"
 
 namespace birkhoff {

@@ -5,7 +5,7 @@
 #include <random>
 #include <string>
 
-#include "configs/config.pb.h"
+#include "configs/schema/config.pb.h"
 
 namespace birkhoff {
 

@@ -161,8 +161,8 @@ class RandomConfigs : public testing::Test {
       const std::unique_ptr<Task> task = make_task(config);
       ModelInputs inputs = task->inputs(kVocabulary);
       // So that models are small: other numbers of classes are refused.
-      constexpr std::size_t kMostClasses = 1000;
-      if (inputs.class_names.size() > kMostClasses) inputs.class_names.resize(kMostClasses);
+      constexpr std::size_t kMaxClasses = 1000;
+      if (inputs.class_names.size() > kMaxClasses) inputs.class_names.resize(kMaxClasses);
       model = task->make_model(inputs, at::kCPU);
     } catch (const Error& error) {
       EXPECT_EQ(error.code(), ExitCode::kConfig) << error.what();
@@ -207,7 +207,7 @@ class RandomConfigs : public testing::Test {
     } catch (const std::exception& error) {
       ADD_FAILURE() << "an exception that is no Error: " << error.what();
     }
-    EXPECT_LT(processor_seconds() - start, kMostSeconds);
+    EXPECT_LT(processor_seconds() - start, kMaxSeconds);
     if (HasFailure()) {
       ADD_FAILURE() << fmt::format("the input was:\n{:.5000}\nsettings:\n{}", input.text,
                                    testing::PrintToString(input.settings));

@@ -5,8 +5,8 @@
 #include <set>
 #include <sstream>
 
-#include "configs/check.h"
-#include "configs/site.pb.h"
+#include "configs/loader/check.h"
+#include "configs/schema/site.pb.h"
 #include "helpers.h"
 
 namespace birkhoff {

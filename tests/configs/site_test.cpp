@@ -2,7 +2,7 @@
 #include <gmock/gmock.h>
 #include <unistd.h>
 
-#include "configs/site_io.h"
+#include "configs/loader/site_io.h"
 #include "helpers.h"
 
 namespace birkhoff {

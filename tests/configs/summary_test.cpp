@@ -1,4 +1,4 @@
-#include "configs/summary.h"
+#include "configs/loader/summary.h"
 
 #include <gmock/gmock.h>
 

@@ -2,7 +2,7 @@
 #include <gmock/gmock.h>
 #include <google/protobuf/descriptor.h>
 
-#include "configs/check.h"
+#include "configs/loader/check.h"
 #include "helpers.h"
 
 namespace birkhoff {

@@ -14,7 +14,7 @@
 #include <thread>
 
 #include "cluster/base/files/file.h"
-#include "tests/runtime/checkpoint_fixture.h"
+#include "tests/runtime/checkpoint/checkpoint_fixture.h"
 
 namespace birkhoff {
 namespace {

@@ -5,7 +5,7 @@
 #include <cstdlib>
 #include <iostream>
 
-#include "tests/runtime/checkpoint_fixture.h"
+#include "tests/runtime/checkpoint/checkpoint_fixture.h"
 
 namespace birkhoff {
 
@@ -23,7 +23,7 @@ CrashTrial::~CrashTrial() {
 }
 
 void CrashTrial::run(const IoTrace& trace, const std::vector<CrashState>& states) {
-  constexpr std::size_t kMostMessages = 5;  // more messages add no information
+  constexpr std::size_t kMaxMessages = 5;  // more messages add no information
   for (const CrashState& state : states) {
     const TestFolder folder;
     write_tree(state.tree, folder);
@@ -35,7 +35,7 @@ void CrashTrial::run(const IoTrace& trace, const std::vector<CrashState>& states
     }
     ++tried_;
     if (wrong.empty()) continue;
-    if (++lost_ > kMostMessages) continue;
+    if (++lost_ > kMaxMessages) continue;
     ADD_FAILURE() << name_ << ": " << wrong << "\ncut at call " << state.cut
                   << ", after: " << (state.cut == 0 ? "nothing" : describe(trace, state.cut - 1))
                   << "\npromised: " << state.mark

@@ -13,7 +13,7 @@
 #include "tests/crash/crash_trial.h"
 #include "tests/data/helpers.h"
 #include "tests/data/prepare_helpers.h"
-#include "tests/runtime/checkpoint_fixture.h"
+#include "tests/runtime/checkpoint/checkpoint_fixture.h"
 
 namespace birkhoff {
 namespace {

@@ -14,7 +14,7 @@
 #include "runtime/reporting/reporter.h"
 #include "runtime/run_checkpoints.h"
 #include "tests/crash/crash_trial.h"
-#include "tests/runtime/checkpoint_fixture.h"
+#include "tests/runtime/checkpoint/checkpoint_fixture.h"
 
 namespace birkhoff {
 namespace {

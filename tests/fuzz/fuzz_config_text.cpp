@@ -1,4 +1,4 @@
-#include "configs/config_io.h"
+#include "configs/loader/config_io.h"
 #include "tests/fuzz/fuzz_input.h"
 #include "tests/fuzz/fuzz_targets.h"
 

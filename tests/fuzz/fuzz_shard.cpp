@@ -60,9 +60,9 @@ void forge(CorpusManifest::Shard& shard, ByteReader& reader) {
 // rows: 0, or the number of elements of a record's shard, which has no documents.
 std::string make_shard(ByteReader& reader, CorpusManifest::Dtype dtype, std::int64_t rows,
                        CorpusManifest::Shard& shard) {
-  constexpr std::int64_t kMostElements = 40000;  // more than a page
+  constexpr std::int64_t kMaxElements = 40000;  // more than a page
   const std::int64_t width = shard_format::dtype_bytes(dtype);
-  const std::int64_t elements = rows > 0 ? rows : 1 + std::abs(reader.take_size() % kMostElements);
+  const std::int64_t elements = rows > 0 ? rows : 1 + std::abs(reader.take_size() % kMaxElements);
   const std::int64_t documents = rows > 0 ? 0 : std::abs(reader.take_size() % 64);
   std::string ends, values, table;
   for (std::int64_t i = 0; i < documents; ++i) append(ends, reader.take_size());

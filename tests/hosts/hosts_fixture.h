@@ -12,7 +12,7 @@
 #include <string>
 #include <vector>
 
-#include "tests/launcher/train_process_fixture.h"
+#include "tests/launcher/processes/train_process_fixture.h"
 
 namespace birkhoff {
 

@@ -1,4 +1,4 @@
-"""Tests routing_attention, listed_block_attention and choose_blocks, and the terms of logits
+"""Tests routing_attention, listed_block_attention and select_top_blocks, and the terms of logits
 (grouped queries, relative positions, sinks) of all
 operators. A part of pytorch_operators.py."""
 
@@ -123,7 +123,7 @@ def routing_attention(q,
     return out, distances[0] if k is None else distances[0] + distances[1], sums
 
 
-def choose_blocks(q, k, block, count, causal=True, *, key_lengths=None, segments=None):
+def select_top_blocks(q, k, block, count, causal=True, *, key_lengths=None, segments=None):
     B, H, L, _ = k.shape
     q = q.unflatten(1, (H, -1)).mean(2)
     block, document = min(block, L), documents(k, key_lengths, segments)
@@ -223,9 +223,9 @@ def gathered_definitions(same, heads, device):
                              call(routing_attention)).abs().max().item()
                     check(error < 1e-4, f"routing_attention's sums differ by {error:.1e}")
             for causal, some in itertools.product((True, False), ({}, masks)):
-                chosen = ops.choose_blocks(q, k, 4, 2, causal, **some)
-                check(torch.equal(chosen, choose_blocks(q, k, 4, 2, causal, **some)),
-                      f"choose_blocks, causal {causal}, {list(some)}")
+                chosen = ops.select_top_blocks(q, k, 4, 2, causal, **some)
+                check(torch.equal(chosen, select_top_blocks(q, k, 4, 2, causal, **some)),
+                      f"select_top_blocks, causal {causal}, {list(some)}")
                 for names in ([], list(terms)):
                     ours, theirs = (with_keywords(
                         lambda q, k, v, f=f, **more: f(q, k, v, chosen, 4, causal, **some, **more),
@@ -308,7 +308,7 @@ def gathered_meaning(heads, device):
     ops = torch.ops.birkhoff
     q, k, v = (heads((1, 2, 40, 8), torch.float64, device) for _ in range(3))
     centroids = unit_centroids(2, 4, 8, torch.float64, device)
-    moba = lambda q, k, v: ops.listed_block_attention(q, k, v, ops.choose_blocks(q, k, 8, 2), 8)
+    moba = lambda q, k, v: ops.listed_block_attention(q, k, v, ops.select_top_blocks(q, k, 8, 2), 8)
     leaks = {}
     for name, call in {
             "causal_bucket": lambda *x: ops.routing_attention(*x, centroids, 6)[0],
@@ -366,8 +366,8 @@ def gathered_cases(heads, device):
                                         "logit_scale": 2.0
                                     }
         q, k = make(2), make(1)
-        yield "choose_blocks", (q, k, 2, 2, False), masks
-        chosen = torch.ops.birkhoff.choose_blocks(q, k, 2, 2)
+        yield "select_top_blocks", (q, k, 2, 2, False), masks
+        chosen = torch.ops.birkhoff.select_top_blocks(q, k, 2, 2)
         yield "listed_block_attention", (q, k, make(1), chosen, 2), {}
         yield "listed_block_attention", (make(2), make(1), make(1), chosen, 2, True), {
             **masks,
@@ -395,7 +395,7 @@ def gathered_refusals():
              ops.routing_attention(q, k, v, centroids, window, *arguments, **options))
     listed = (lambda q=q, k=q, v=q, chosen=chosen, block=4, *arguments, **options:
               ops.listed_block_attention(q, k, v, chosen, block, *arguments, **options))
-    choose = lambda q=q, k=q, block=4, count=1, **options: ops.choose_blocks(
+    choose = lambda q=q, k=q, block=4, count=1, **options: ops.select_top_blocks(
         q, k, block, count, **options)
     table, sink = torch.randn(2, 3, 4), torch.randn(2)
     local = lambda **options: ops.block_local_attention(q, q, q, 4, **options)

@@ -295,22 +295,22 @@ def gradients_and_traces(device, full):
             for key, x in keywords.items()
         }
         arguments = list(arguments)
-        places = [
+        slots = [
             *(i for i, x in enumerate(arguments)
               if isinstance(x, torch.Tensor) and x.requires_grad),
             *(key for key, x in keywords.items() if isinstance(x, torch.Tensor) and x.requires_grad)
         ]
-        at = lambda place: arguments[place] if isinstance(place, int) else keywords[place]
+        at = lambda slot: arguments[slot] if isinstance(slot, int) else keywords[slot]
 
         def call(*tensors):
-            mine = dict(zip(places, tensors))
+            mine = dict(zip(slots, tensors))
             out = operator(*(mine.get(i, x) for i, x in enumerate(arguments)), **{
                 key: mine.get(key, x) for key, x in keywords.items()
             })
             return out[:2] if name == "routing_attention" else out
 
-        if name != "choose_blocks":
-            check(torch.autograd.gradcheck(call, list(map(at, places))),
+        if name != "select_top_blocks":
+            check(torch.autograd.gradcheck(call, list(map(at, slots))),
                   f"gradcheck of {name} with {list(keywords)}")
         torch.library.opcheck(operator, tuple(arguments), keywords)
         count += 1

@@ -6,7 +6,7 @@
 #include <chrono>
 #include <cmath>
 
-#include "train_process_fixture.h"
+#include "tests/launcher/processes/train_process_fixture.h"
 
 namespace birkhoff {
 namespace {
@@ -144,7 +144,7 @@ class RanksOnGpu : public TrainOnGpu {
 
   static constexpr int kWatchdogSeconds = 2;
   // On CPUs it is 5. Here the driver destroys contexts with spinning kernels while other tests run.
-  static constexpr int kMostSeconds = 15;
+  static constexpr int kMaxSeconds = 15;
 };
 
 TEST_F(RanksOnGpu, AnyNumberOfThemHasTheSameBits) {
@@ -177,7 +177,7 @@ TEST_F(RanksOnGpu, AKilledOneEndsTheJobWhichGoesOn) {
   const std::chrono::duration<double> taken = std::chrono::steady_clock::now() - start;
   EXPECT_EQ(finished.code, 7) << finished.err;
   EXPECT_TRUE(wait_until_none(run("killed"), std::chrono::seconds(5)));
-  EXPECT_LT(taken.count(), kMostSeconds);
+  EXPECT_LT(taken.count(), kMaxSeconds);
   const int step = last_step(run("killed"));
   train_on_ranks(2, "killed", {"train.steps=" + std::to_string(step + 5)});
   EXPECT_EQ(last_step(run("killed")), step + 5);
@@ -193,7 +193,7 @@ TEST_F(RanksOnGpu, AStoppedOneIsNamedAndTheJobEnds) {
   EXPECT_EQ(finished.code, 8) << finished.err;
   EXPECT_THAT(finished.err, testing::HasSubstr("birkhoff: rank 1 on "));
   EXPECT_TRUE(wait_until_none(run("stopped"), std::chrono::seconds(5)));
-  EXPECT_LT(taken.count(), kWatchdogSeconds + kMostSeconds);
+  EXPECT_LT(taken.count(), kWatchdogSeconds + kMaxSeconds);
 }
 
 }  // namespace

@@ -9,7 +9,7 @@
 #include <filesystem>
 #include <map>
 
-#include "tests/attention/mechanism_cases.h"
+#include "tests/attention/mechanisms/mechanism_cases.h"
 #include "tests/models/model_fixture.h"
 
 namespace birkhoff {

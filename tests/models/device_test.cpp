@@ -5,7 +5,7 @@
 #include <gtest/gtest.h>
 #include <torch/library.h>
 
-#include "tests/attention/mechanism_cases.h"
+#include "tests/attention/mechanisms/mechanism_cases.h"
 #include "tests/models/model_fixture.h"
 
 namespace birkhoff {

@@ -8,7 +8,7 @@
 #include <numeric>
 
 #include "cluster/base/error.h"
-#include "configs/config.pb.h"
+#include "configs/schema/config.pb.h"
 #include "model_fixture.h"
 #include "models/describe.h"
 #include "models/transformer/layers.h"

@@ -8,7 +8,7 @@
 #include <memory>
 #include <string>
 
-#include "configs/config_io.h"
+#include "configs/loader/config_io.h"
 #include "models/embeddings/token_embedding.h"
 #include "models/language_model.h"
 #include "models/text_classifier.h"

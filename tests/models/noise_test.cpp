@@ -120,17 +120,17 @@ TEST(Noise, ConsumersHaveNumbersOfTheirOwn) {
   for (const NoiseLayers layers :
        {NoiseLayers::kStack, NoiseLayers::kCrossAttention, NoiseLayers::kSourceEncoder}) {
     blocks.insert(noise_number(layers, 0));
-    blocks.insert(noise_number(layers, kMostLayers - 1));
+    blocks.insert(noise_number(layers, kMaxLayers - 1));
   }
   EXPECT_EQ(blocks.size(), 6);
   for (const std::int64_t block : blocks) {
     numbers.insert(noise_layer(block, RandomStream::kAttention));
     numbers.insert(noise_layer(block, RandomStream::kFeedForward));
-    for (std::uint32_t group = 0; group < kMostHeadGroups; ++group) {
+    for (std::uint32_t group = 0; group < kMaxHeadGroups; ++group) {
       numbers.insert(noise_layer(block, RandomStream::kHeadGroup, group));
     }
   }
-  EXPECT_EQ(numbers.size(), 6 * (kMostHeadGroups + 2));
+  EXPECT_EQ(numbers.size(), 6 * (kMaxHeadGroups + 2));
 }
 
 }  // namespace

@@ -7,9 +7,9 @@
 #include <cmath>
 
 #include "cluster/base/error.h"
-#include "configs/config.pb.h"
+#include "configs/schema/config.pb.h"
 #include "model_fixture.h"
-#include "tests/attention/mechanism_cases.h"
+#include "tests/attention/mechanisms/mechanism_cases.h"
 
 namespace birkhoff {
 namespace {

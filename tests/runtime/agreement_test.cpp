@@ -6,7 +6,7 @@
 
 #include "cluster/base/collectives/thread_group.h"
 #include "cluster/base/error.h"
-#include "configs/config_io.h"
+#include "configs/loader/config_io.h"
 #include "runtime/run_checkpoints.h"
 #include "runtime/tasks/task.h"
 #include "tests/runtime/toy_training.h"
@@ -24,8 +24,8 @@ struct Replica {
   TrainState state{20, 240, 1000, 0, false, {}};
 
   std::vector<TensorPart> shards() {
-    return {whole_shard("layer.weight", StateKind::kParameter, weight, 0),
-            whole_shard("adamw.m/layer.weight", StateKind::kOptimizer, moment, 0)};
+    return {whole_part("layer.weight", StateKind::kParameter, weight, 0),
+            whole_part("adamw.m/layer.weight", StateKind::kOptimizer, moment, 0)};
   }
 };
 
@@ -93,7 +93,7 @@ TEST(Agreement, NamesAFlippedCentroid) {
       "test", {});
   run_ranks(3, [&](ProcessGroup& group) {
     const auto model = make_model(config, 11, at::kCPU);
-    Agreement agreement(group, model_shards(*model), fmt::format("node{}", group.rank()));
+    Agreement agreement(group, model_tensors(*model), fmt::format("node{}", group.rank()));
     const TrainState state{20, 240, 1000, 0, false, {}};
     EXPECT_EQ(agreement.find_difference(state), "");
     const Statistic& centroids = model->parameters().statistics().at(0);
@@ -139,7 +139,7 @@ TEST(Agreement, TheTrainerFindsAFlipWhenItIsDue) {
     testing::internal::CaptureStderr();  // the warning of restore
     run_ranks(3, [&](ProcessGroup& group) {
       ToyTraining training(config, group, at::kFloat);
-      Agreement agreement(group, training_shards(training.model, *training.optimizer, group.size()),
+      Agreement agreement(group, training_parts(training.model, *training.optimizer, group.size()),
                           "here");
       training.agreement = &agreement;
       training.before_batch = [&](std::int64_t step) {

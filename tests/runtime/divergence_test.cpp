@@ -17,7 +17,7 @@
 #include "runtime/checkpoint/run_folder.h"
 #include "runtime/reporting/reporter.h"
 #include "runtime/run_checkpoints.h"
-#include "tests/runtime/checkpoint_fixture.h"
+#include "tests/runtime/checkpoint/checkpoint_fixture.h"
 #include "tests/runtime/toy_training.h"
 
 namespace birkhoff {
@@ -53,7 +53,7 @@ Ended train(const fs::path& folder, const configs::Config& config, int ranks,
       training.state.loss_scale.value = LossScale::kInitial;
     }
     std::vector<TensorPart> shards =
-        training_shards(training.model, *training.optimizer, world.size());
+        training_parts(training.model, *training.optimizer, world.size());
     if (resume) {
       load_checkpoint(*resume, shards);
       read_state(resume->manifest, training.state);
@@ -273,7 +273,7 @@ TEST_F(Divergence, CheckpointsThatEarlierVersionsSavedOfADivergedRunArePassedOve
   const auto save = [&](std::int64_t step, int skipped, bool finite) {
     run_ranks(1, [&](ProcessGroup& world) {
       ToyTraining training(config_of(10), world, at::kFloat);
-      auto shards = training_shards(training.model, *training.optimizer, 1);
+      auto shards = training_parts(training.model, *training.optimizer, 1);
       const at::NoGradGuard no_grad;
       if (!finite) shards[2].data.view(-1)[3].fill_(std::nan(""));
       CheckpointWriter writer(RunPaths{run_}.checkpoints(), 10, {}, world);

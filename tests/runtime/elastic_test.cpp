@@ -8,8 +8,8 @@
 #include "cluster/base/collectives/thread_group.h"
 #include "runtime/checkpoint/checkpoint.h"
 #include "runtime/run_checkpoints.h"
-#include "tests/runtime/checkpoint_fixture.h"
-#include "tests/runtime/gathered_state.h"
+#include "tests/runtime/checkpoint/checkpoint_fixture.h"
+#include "tests/runtime/optimizers/gathered_state.h"
 
 namespace birkhoff {
 namespace {
@@ -42,7 +42,7 @@ TEST(Elastic, StateMovesBetweenAnyTwoNumbersOfRanks) {
         training.run(signals);
         CheckpointWriter writer(folder, 1, {}, group);
         writer.save(make_header(3),
-                    training_shards(training.model, *training.optimizer, saved_ranks));
+                    training_parts(training.model, *training.optimizer, saved_ranks));
         writer.finish();
         const std::map<std::string, std::string> state = gathered_state(training, group);
         if (group.rank() == 0) expected = state;
@@ -56,7 +56,7 @@ TEST(Elastic, StateMovesBetweenAnyTwoNumbersOfRanks) {
           EXPECT_NE(gathered_state(training, group), expected)
               << "a fresh one holds something else";
           std::vector<TensorPart> shards =
-              training_shards(training.model, *training.optimizer, ranks);
+              training_parts(training.model, *training.optimizer, ranks);
           load_checkpoint(*checkpoint, shards);
           EXPECT_EQ(gathered_state(training, group), expected)
               << saved_ranks << " to " << ranks << " ranks, rank " << group.rank();

@@ -13,7 +13,7 @@
 #include <set>
 
 #include "cluster/base/collectives/thread_group.h"
-#include "configs/config.pb.h"
+#include "configs/schema/config.pb.h"
 #include "runtime/checkpoint/tensor_part.h"
 #include "runtime/gradients/grad_buckets.h"
 #include "runtime/optimizers/schedule.h"

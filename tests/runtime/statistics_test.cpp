@@ -13,8 +13,8 @@
 #include "runtime/evaluator.h"
 #include "runtime/reporting/reporter.h"
 #include "runtime/training_step.h"
-#include "tests/runtime/checkpoint_fixture.h"
-#include "tests/runtime/gathered_state.h"
+#include "tests/runtime/checkpoint/checkpoint_fixture.h"
+#include "tests/runtime/optimizers/gathered_state.h"
 
 namespace birkhoff {
 namespace {
@@ -124,7 +124,7 @@ std::map<std::string, std::string> train_in(const std::filesystem::path& folder,
   run_ranks(ranks, [&](ProcessGroup& group) {
     ToyTraining training(config, group, at::kFloat);
     std::vector<TensorPart> shards =
-        training_shards(training.model, *training.optimizer, group.size());
+        training_parts(training.model, *training.optimizer, group.size());
     if (resume) {
       load_checkpoint(*resume, shards);
       read_state(resume->manifest, training.state);
@@ -171,12 +171,12 @@ TEST(Statistics, AreInTheFilesOfTheModel) {
     ToyTraining training(config_of(2, 0), group, at::kFloat);
     training.run(signals);
     CheckpointWriter writer(folder, 1, {}, group);
-    writer.save(make_header(2), training_shards(training.model, *training.optimizer, 3));
+    writer.save(make_header(2), training_parts(training.model, *training.optimizer, 3));
     writer.finish();
     // What eval and sample load.
     ToyTraining fresh(config_of(2, 0), group, at::kFloat);
-    std::vector<TensorPart> shards = model_shards(fresh.model);
-    load_model_shards(find_newest_checkpoint(folder, false).value(), shards);
+    std::vector<TensorPart> shards = model_tensors(fresh.model);
+    load_model_tensors(find_newest_checkpoint(folder, false).value(), shards);
     EXPECT_TRUE(at::equal(fresh.parameters(), training.parameters()));
   });
   const auto checkpoint = find_newest_checkpoint(folder, false);
@@ -195,7 +195,7 @@ TEST(Statistics, AreInTheFilesOfTheModel) {
 TEST(Statistics, RanksCompareThem) {
   run_ranks(3, [&](ProcessGroup& group) {
     ToyTraining training(config_of(2, 0), group, at::kFloat);
-    Agreement agreement(group, training_shards(training.model, *training.optimizer, 3), "here");
+    Agreement agreement(group, training_parts(training.model, *training.optimizer, 3), "here");
     EXPECT_EQ(agreement.find_difference(training.state), "");
     if (group.rank() == 2) statistic_of(training)[0][0] += 1;
     EXPECT_NE(agreement.find_difference(training.state).find("attention.mean"), std::string::npos);

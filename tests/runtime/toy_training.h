@@ -7,7 +7,7 @@
 #include <functional>
 #include <set>
 
-#include "configs/config.pb.h"
+#include "configs/schema/config.pb.h"
 #include "runtime/trainer.h"
 #include "tests/runtime/deliver.h"
 #include "tests/runtime/toy_model.h"

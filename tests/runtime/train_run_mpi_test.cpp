@@ -13,7 +13,7 @@
 
 #include "cluster/base/error.h"
 #include "cluster/base/files/file.h"
-#include "configs/config_io.h"
+#include "configs/loader/config_io.h"
 #include "data/corpus/corpus.h"
 #include "data/prepare/prepare.h"
 #include "runtime/checkpoint/checkpoint.h"

@@ -11,7 +11,7 @@
 #include "cluster/mesh.h"
 #include "runtime/trainer.h"
 #include "tests/cluster/mpi_test_main.h"
-#include "tests/runtime/gathered_state.h"
+#include "tests/runtime/optimizers/gathered_state.h"
 
 namespace birkhoff {
 namespace {

@@ -18,7 +18,7 @@
 #include "launcher/slurm/submissions.h"
 #include "runtime/checkpoint/run_folder.h"
 #include "runtime/reporting/run_history.h"
-#include "tests/launcher/train_process_fixture.h"
+#include "tests/launcher/processes/train_process_fixture.h"
 
 namespace birkhoff {
 

@@ -34,7 +34,7 @@ TEST_F(SlurmNightly, OnFewerNodesARunHasTheSameBits) {
   options.insert(options.end(), invariant.begin(), invariant.end());
   const Finished trained = run_child(train("one_rank", options));
   ASSERT_EQ(trained.code, 0) << trained.err;
-  options = {"--nodes", "4", "--least-ranks", "3"};
+  options = {"--nodes", "4", "--min-ranks", "3"};
   options.insert(options.end(), invariant.begin(), invariant.end());
   const std::string job = submit("fewer", kReadMs, options)[0];
   ASSERT_TRUE(wait_for_step_70("fewer")) << output("fewer");

@@ -154,7 +154,7 @@ struct KeySource {
         KeyTile<T>& tile = tiles.emplace_back();
         tile.num_keys = static_cast<int>(std::min<std::int64_t>(kTile, block - j));
         if (of_zeros) {
-          static constexpr T kZeros[kMostTileHeadDim] = {};
+          static constexpr T kZeros[kMaxTileHeadDim] = {};
           tile.k = tile.v = {kZeros, 0};
           tile.d_k_sum = tile.d_v_sum = {sums.unwanted.data(), 0};
         } else {

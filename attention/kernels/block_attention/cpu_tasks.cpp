@@ -171,10 +171,10 @@ struct Call {
   // own sums for tables and sinks. So there are no atomics, and the order of the sums does not
   // depend on the number of threads.
   void run_backward() {
-    constexpr std::int64_t kLeastRun = 8;  // longer runs have fewer blocks at borders
+    constexpr std::int64_t kMinRun = 8;  // longer runs have fewer blocks at borders
     std::int64_t run_length = 1, num_key_blocks = 0;
     for (const KeySource<T>& source : sources) {
-      if (source.summed) run_length = std::max({run_length, kLeastRun, source.reach() - 1});
+      if (source.summed) run_length = std::max({run_length, kMinRun, source.reach() - 1});
       if (source.chosen.defined()) run_length = num_blocks;
       num_key_blocks += source.window.num_offsets();
     }

@@ -13,7 +13,7 @@
 namespace birkhoff {
 namespace {
 
-constexpr std::int64_t kLeastBlock = 16;
+constexpr std::int64_t kMinBlock = 16;
 
 bool has_aligned_rows(const at::Tensor& x) {
   bool aligned =
@@ -65,19 +65,19 @@ std::string why_not_gpu_kernels(const BlockAttention& in) {
     return "relative positions apply to several sources of keys";
   }
   if (std::string why = why_not_dtype(dtype, {at::kBFloat16, at::kHalf}); !why.empty()) return why;
-  if (std::string why = why_not_head_dim(head_dim, BlockAttentionParams::kMostHeadDim);
+  if (std::string why = why_not_head_dim(head_dim, BlockAttentionParams::kMaxHeadDim);
       !why.empty()) {
     return why;
   }
   if (head_dim % 8 != 0) {
     return fmt::format("a head has {} channels, which are no multiple of 8", head_dim);
   }
-  if (q.size(3) < kLeastBlock) {
-    return fmt::format("a block has {}, fewer than {}", counted(q.size(3), "token"), kLeastBlock);
+  if (q.size(3) < kMinBlock) {
+    return fmt::format("a block has {}, fewer than {}", counted(q.size(3), "token"), kMinBlock);
   }
-  if (in.keys.size() > BlockAttentionParams::kMostSources) {
+  if (in.keys.size() > BlockAttentionParams::kMaxSources) {
     return fmt::format("there are {} sources of keys, more than {}", in.keys.size(),
-                       BlockAttentionParams::kMostSources);
+                       BlockAttentionParams::kMaxSources);
   }
   if (in.sink_H.defined() && in.sink_H.scalar_type() != dtype) return "sinks have another dtype";
   std::int64_t num_masks = 0;
@@ -93,9 +93,9 @@ std::string why_not_gpu_kernels(const BlockAttention& in) {
       return "a bias differs between the queries of a block";
     }
   }
-  if (num_masks > BlockAttentionParams::kMostMasks) {
+  if (num_masks > BlockAttentionParams::kMaxMasks) {
     return fmt::format("a query sees {} blocks of keys, more than {}", num_masks,
-                       BlockAttentionParams::kMostMasks);
+                       BlockAttentionParams::kMaxMasks);
   }
   // Bounds the number of tasks and the number of rows.
   const std::int64_t rows = q.numel() / head_dim * static_cast<std::int64_t>(in.keys.size());

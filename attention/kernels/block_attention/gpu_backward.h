@@ -60,7 +60,7 @@ class BlockAttentionBackwardQueries : BlockAttentionBody<Thread, kHeadDim, kTile
  public:
   static constexpr int kThreadBlocks = kHeadDim > 64 ? 1 : kStages == 1 ? 4 : kTiles == 1 ? 3 : 2;
   static constexpr int kSharedBytes = kDelta + Shape::kWarpsOfRow * kStatisticsBytes;
-  static_assert(kSharedBytes <= Shape::kMostBytes);
+  static_assert(kSharedBytes <= Shape::kMaxBytes);
   using Body::Body;
   using Body::kThreads;
 
@@ -370,7 +370,7 @@ class BlockAttentionBackwardKeys : BlockAttentionBody<Thread, kHeadDim, 1> {
  public:
   static constexpr int kThreadBlocks = 1;
   static constexpr int kSharedBytes = kBias + Shape::kNumbersBytes;
-  static_assert(kSharedBytes <= Shape::kMostBytes);
+  static_assert(kSharedBytes <= Shape::kMaxBytes);
 
   using Body::Body;
   using Body::kThreads;

@@ -40,7 +40,7 @@ class BlockAttentionForward : BlockAttentionBody<Thread, kHeadDim, 1> {
  public:
   static constexpr int kThreadBlocks = kHeadDim == 64 ? 4 : 1;
   static constexpr int kSharedBytes = kBias + Shape::kNumbersBytes;
-  static_assert(kSharedBytes <= Shape::kMostBytes);
+  static_assert(kSharedBytes <= Shape::kMaxBytes);
 
   using Body::Body;
   using Body::kThreads;

@@ -70,9 +70,9 @@ struct BlockDropoutParams {
 };
 
 struct BlockAttentionParams {
-  static constexpr int kMostSources = 4;
-  static constexpr int kMostMasks = 16;  // offsets of all sources together
-  static constexpr int kMostHeadDim = 256;
+  static constexpr int kMaxSources = 4;
+  static constexpr int kMaxMasks = 16;  // offsets of all sources together
+  static constexpr int kMaxHeadDim = 256;
 
   KernelDtype dtype;                          // kBFloat16 or kHalf
   int batch, heads, blocks, block, head_dim;  // of queries; head_dim: a multiple of 8
@@ -81,8 +81,8 @@ struct BlockAttentionParams {
   BlockRowsParams q, out;
   float *max, *inverse_sum;  // [batch, heads, blocks, block]
   int num_sources;
-  KeySourceParams sources[kMostSources];
-  BlockMaskParams masks[kMostMasks];
+  KeySourceParams sources[kMaxSources];
+  BlockMaskParams masks[kMaxMasks];
   SinkParams sinks;
   DistanceParams distances;
   BlockDropoutParams dropout;

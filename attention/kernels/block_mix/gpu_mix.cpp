@@ -53,12 +53,12 @@ std::string why_not_gpu_kernels(const std::vector<at::Tensor>& x_BHNbD) {
     return fmt::format("a head has {} channels, which are no multiple of 8", first.size(4));
   }
   if (first.size(2) < 1) return "there is no block";
-  if (first.size(2) > BlockMixParams::kMostBlocks) {
+  if (first.size(2) > BlockMixParams::kMaxBlocks) {
     return fmt::format("there are {} blocks, more than {}", first.size(2),
-                       BlockMixParams::kMostBlocks);
+                       BlockMixParams::kMaxBlocks);
   }
-  if (x_BHNbD.size() > BlockMixParams::kMostTensors) return "more than keys and values are mixed";
-  const bool fits = first.size(3) * first.size(4) <= BlockMixParams::kMostColumns;
+  if (x_BHNbD.size() > BlockMixParams::kMaxTensors) return "more than keys and values are mixed";
+  const bool fits = first.size(3) * first.size(4) <= BlockMixParams::kMaxColumns;
   return fits ? "" : "tokens of a block and channels have too large a product";
 }
 

@@ -14,7 +14,7 @@
 namespace birkhoff {
 
 // Why the kernels cannot mix these tensors, whatever their device; empty if they can. They take one
-// or two in bf16 or fp16, with at most BlockMixParams::kMostBlocks blocks and D a multiple of 8.
+// or two in bf16 or fp16, with at most BlockMixParams::kMaxBlocks blocks and D a multiple of 8.
 std::string why_not_gpu_kernels(const std::vector<at::Tensor>& x_BHNbD);
 
 // mix_lower_blocks() on a GPU, for tensors that the kernels can mix and diagonal in [-N, N). Sums

@@ -11,9 +11,9 @@ struct CUstream_st;
 namespace birkhoff {
 
 struct BlockMixParams {
-  static constexpr int kMostBlocks = 512;       // shared memory holds a slab of all rows
-  static constexpr int kMostTensors = 2;        // keys and values
-  static constexpr int kMostColumns = 1 << 29;  // block x head_dim; columns are counted in 32 bits
+  static constexpr int kMaxBlocks = 512;       // shared memory holds a slab of all rows
+  static constexpr int kMaxTensors = 2;        // keys and values
+  static constexpr int kMaxColumns = 1 << 29;  // block x head_dim; columns are counted in 32 bits
 
   KernelDtype dtype;                          // kBFloat16 or kHalf; also of the weights
   int batch, heads, blocks, block, head_dim;  // head_dim: a multiple of 8
@@ -23,12 +23,12 @@ struct BlockMixParams {
   const std::uint16_t* weights;
   std::int64_t weight_strides[3];
   int num_tensors;
-  BlockRowsParams x[kMostTensors], y[kMostTensors];
+  BlockRowsParams x[kMaxTensors], y[kMaxTensors];
 
   // Backward only.
-  BlockRowsParams d_y[kMostTensors], d_x[kMostTensors];
-  BlockRowsParams others[kMostTensors];  // added to d_x; data null: nothing to add
-  int parts;                             // number of parts of the columns that d_w sums over
+  BlockRowsParams d_y[kMaxTensors], d_x[kMaxTensors];
+  BlockRowsParams others[kMaxTensors];  // added to d_x; data null: nothing to add
+  int parts;                            // number of parts of the columns that d_w sums over
   float* d_weights;  // [parts, batch, heads, blocks, blocks]: they sum to d_w; all is written
 };
 

@@ -44,7 +44,7 @@ struct BlockMixShape {
   static constexpr int rows_bytes(int blocks) {
     return 2 * kTileBytes + (blocks + 15) / 16 * 16 * kSlab * 2;
   }
-  static_assert(2 * kTileBytes + BlockMixParams::kMostBlocks * kSlab * 2 <= 163 * 1024);  // sm_80
+  static_assert(2 * kTileBytes + BlockMixParams::kMaxBlocks * kSlab * 2 <= 163 * 1024);  // sm_80
 
   BIRKHOFF_HOST_DEVICE static constexpr int tiles(int blocks) {
     return (blocks + kTile - 1) / kTile;

@@ -88,7 +88,7 @@ struct ListedMix {
   // y block n = start block n (where defined) + the sum of the pairs' blocks of x, in their order.
   void add_blocks(const std::vector<Pair>& pairs, const at::Tensor& x, const at::Tensor& start,
                   const at::Tensor& y, std::int64_t b, std::int64_t h, std::int64_t n) const {
-    S sum[kMostTileHeadDim];
+    S sum[kMaxTileHeadDim];
     const BlockRows<const T> from_start =
         start.defined() ? BlockRows<const T>(start, b, h, n, D) : BlockRows<const T>();
     const BlockRows<T> to(y, b, h, n, D);
@@ -233,7 +233,7 @@ struct MixListedBlocks : torch::autograd::Function<MixListedBlocks> {
 bool prefers_listed_mix(const at::Tensor& x_BHNbD, std::int64_t num_sources) {
   constexpr std::int64_t kFewer = 8;  // a matrix product is this much faster than a list's
   return kernel_device(x_BHNbD) == KernelDevice::kCpu && has_tile_type(x_BHNbD.scalar_type()) &&
-         x_BHNbD.size(4) <= kMostTileHeadDim && kFewer * num_sources <= x_BHNbD.size(2);
+         x_BHNbD.size(4) <= kMaxTileHeadDim && kFewer * num_sources <= x_BHNbD.size(2);
 }
 
 BlockMixes mix_listed_blocks(const at::Tensor& weights_BHNm, const at::Tensor& sources_BHNm,

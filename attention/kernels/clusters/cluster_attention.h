@@ -28,7 +28,7 @@ struct ClusterAttention {
   double length = 1;  // of queries and keys: logits are length^2 / sqrt(D) times their cosine
   ClusterSelection selection = ClusterSelection::kCausalBucket;
   std::int64_t window = 0;  // W
-  PlaceMerge merge = PlaceMerge::kMean;
+  SlotMerge merge = SlotMerge::kMean;
   RelativePositions relative{};
   at::Tensor sink_H{};
   float dropout = 0;  // as in GatheredAttention

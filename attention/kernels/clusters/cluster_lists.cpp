@@ -5,7 +5,7 @@
 
 #include <vector>
 
-#include "attention/kernels/number_groups/number_groups.h"
+#include "attention/kernels/counting_sort/counting_sort.h"
 
 namespace birkhoff {
 namespace {
@@ -36,9 +36,9 @@ struct Ranks {
 
 // Keys and queries together, by bucket, then by position, a key before the query at its position.
 Ranks rank_by_grouping(const at::Tensor& q_bucket_BHL, const at::Tensor& k_bucket_BHL,
-                       const NumberGroups& keys, std::int64_t G) {
+                       const SortedIndices& keys, std::int64_t G) {
   const at::Tensor order_BHR =
-      group_by_number(at::stack({k_bucket_BHL, q_bucket_BHL}, 3).flatten(2), G)
+      counting_sort(at::stack({k_bucket_BHL, q_bucket_BHL}, 3).flatten(2), G)
           .order_BHP.to(at::kLong);
   const at::Tensor keys_so_far_BHL2 =
       at::zeros_like(order_BHR)
@@ -78,12 +78,12 @@ Buckets buckets_of(const ClusterProblem& problem, const ClusteredRows& q, const 
   const std::int64_t G = problem.documents.count * problem.centroids_HKD.size(1);
   const at::Tensor q_bucket_BHL = bucket_of_rows(problem, q),
                    k_bucket_BHL = bucket_of_rows(problem, k);
-  const NumberGroups queries = group_by_number(q_bucket_BHL, G),
-                     keys = group_by_number(k_bucket_BHL, G);
+  const SortedIndices queries = counting_sort(q_bucket_BHL, G),
+                      keys = counting_sort(k_bucket_BHL, G);
   const bool counts = q.cluster_BHL.is_cpu() && choose_path(problem, limit) == Path::kFused;
   const Ranks ranks = counts ? rank_by_counting(q_bucket_BHL, k_bucket_BHL, G)
                              : rank_by_grouping(q_bucket_BHL, k_bucket_BHL, keys, G);
-  const auto ends = [&](const NumberGroups& groups) {
+  const auto ends = [&](const SortedIndices& groups) {
     return groups.starts_BHR.narrow(2, 1, G).contiguous();
   };
   return {.q_rows_BHL = queries.order_BHP,
@@ -98,12 +98,12 @@ bool are_shared(const ClusteredRows& q, const ClusteredRows& k) {
   return q.unit_BHLD.is_same(k.unit_BHLD);
 }
 
-// The row and the segment of each place, int64; row num_rows and a segment that exists where the
-// place is not used.
-struct ListedPlaces {
+// The row and the segment of each slot, int64; row num_rows and a segment that exists where the
+// slot is not used.
+struct ListedSlots {
   at::Tensor row_BHP, segment_BHP;
 
-  explicit ListedPlaces(const RowLists& lists) {
+  explicit ListedSlots(const RowLists& lists) {
     const at::Tensor ends_BHG = lists.ends_BHG.to(at::kLong);
     const std::int64_t P = lists.rows_BHP.size(2), G = ends_BHG.size(2);
     segment_BHP = count_numbers(ends_BHG, P + 1).cumsum(2).narrow(2, 0, P);
@@ -112,25 +112,25 @@ struct ListedPlaces {
   }
 };
 
-// bool [B, H, L]: rows that have places, each of which is the first of its segment.
+// bool [B, H, L]: rows that have slots, each of which is the first of its segment.
 at::Tensor are_always_first(const RowLists& lists) {
   const at::Tensor starts_BHG = at::constant_pad_nd(lists.ends_BHG.to(at::kLong), {1, -1});
   const std::int64_t P = lists.rows_BHP.size(2), R = lists.num_rows;
-  const ListedPlaces places(lists);
+  const ListedSlots slots(lists);
   const at::Tensor rank_BHP =
-      at::arange(P, starts_BHG.options()) - starts_BHG.gather(2, places.segment_BHP);
+      at::arange(P, starts_BHG.options()) - starts_BHG.gather(2, slots.segment_BHP);
   const at::Tensor most_BHR =
       at::full({starts_BHG.size(0), starts_BHG.size(1), R + 1}, -1, starts_BHG.options())
-          .scatter_reduce(2, places.row_BHP, rank_BHP, "amax");
+          .scatter_reduce(2, slots.row_BHP, rank_BHP, "amax");
   return most_BHR.narrow(2, 0, R) == 0;
 }
 
 // [B, H, K, L], 1 where the row is in the cluster in its document, else 0.
 at::Tensor members_of_clusters(const RowLists& lists, std::int64_t K,
                                const at::TensorOptions& options) {
-  const ListedPlaces places(lists);
-  const std::int64_t B = places.row_BHP.size(0), H = places.row_BHP.size(1), R = lists.num_rows + 1;
-  const at::Tensor index_BHP = places.segment_BHP.remainder(K) * R + places.row_BHP;
+  const ListedSlots slots(lists);
+  const std::int64_t B = slots.row_BHP.size(0), H = slots.row_BHP.size(1), R = lists.num_rows + 1;
+  const at::Tensor index_BHP = slots.segment_BHP.remainder(K) * R + slots.row_BHP;
   return at::zeros({B, H, K * R}, options)
       .scatter(2, index_BHP, 1)
       .view({B, H, K, R})

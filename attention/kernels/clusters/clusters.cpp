@@ -10,7 +10,7 @@
 
 #include "attention/kernels/clusters/cpu_clusters.h"
 #include "attention/kernels/clusters/gpu_arguments.h"
-#include "attention/kernels/number_groups/number_groups.h"
+#include "attention/kernels/counting_sort/counting_sort.h"
 #include "cluster/base/error.h"
 #include "cluster/base/gpu/device.h"
 #include "cluster/base/tensors/second_gradient.h"

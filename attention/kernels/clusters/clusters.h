@@ -5,7 +5,7 @@
 // them all.
 //
 // Legend: B batch, H heads, L rows, D head dim, K clusters, W rows that are chosen for a cluster, N
-// documents, G segments, P places of a list (gathered_attention.h).
+// documents, G segments, P slots of a list (gathered_attention.h).
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -171,21 +171,21 @@ struct HeadClusters {
   };
 };
 
-// The maximum number of places that the lists of a head may need.
-std::int64_t most_places(const ClusterProblem& problem) {
+// The maximum number of slots that the lists of a head may need.
+std::int64_t most_slots(const ClusterProblem& problem) {
   const at::Tensor& number_BL = problem.documents.number_BL;
   const std::int64_t L = number_BL.size(1), K = problem.centroids_HKD.size(1);
   std::int64_t most = 0;
   for (std::int64_t b = 0; b < number_BL.size(0); ++b) {
     const auto* document = number_BL.const_data_ptr<std::int32_t>() + b * L;
-    std::int64_t places = 0;
+    std::int64_t slots = 0;
     for (std::int64_t first = 0; first < L && document[first] >= 0;) {
       std::int64_t end = first;
       while (end < L && document[end] == document[first]) ++end;
-      places += K * std::min(problem.window, end - first);
+      slots += K * std::min(problem.window, end - first);
       first = end;
     }
-    most = std::max(most, places);
+    most = std::max(most, slots);
   }
   return most;
 }
@@ -222,7 +222,7 @@ at::Tensor cluster_rows_on_cpu(const ClusterProblem& problem, ClusteredRows& row
   rows.distance_BH = at::empty({B, H}, sums);
   rows.cluster_BHL = at::empty({B, H, L}, numbers);
   if (problem.window > 0) {
-    rows.nearest_BHP = at::zeros({B, H, most_places(problem)}, numbers);
+    rows.nearest_BHP = at::zeros({B, H, most_slots(problem)}, numbers);
     rows.nearest_ends_BHG =
         at::empty({B, H, problem.documents.count * problem.centroids_HKD.size(1)}, numbers);
   }

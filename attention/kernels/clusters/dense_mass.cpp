@@ -55,9 +55,9 @@ at::Tensor dense_mass(const ClusterAttention& in, const ClusteredTokens& tokens,
 }
 
 at::Tensor dense_mass(const ClusterAttention& in, const ClusteredTokens& tokens, Path limit) {
-  constexpr std::int64_t kMostPairs = std::int64_t{1} << 22;  // of a chunk
+  constexpr std::int64_t kMaxPairs = std::int64_t{1} << 22;  // of a chunk
   const std::int64_t B = in.q_BHLD.size(0), H = in.q_BHLD.size(1), L = in.q_BHLD.size(2),
-                     chunk = std::max<std::int64_t>(kMostPairs / (B * H * L), 1);
+                     chunk = std::max<std::int64_t>(kMaxPairs / (B * H * L), 1);
   const ClusterPairs pairs(lists_of_clusters(in, tokens, limit), in.centroids_HKD.size(1),
                            in.centroids_HKD.options());
   at::Tensor sum = at::zeros({}, in.centroids_HKD.options());

@@ -6,7 +6,7 @@
 #include <limits>
 
 #include "attention/kernels/common/fitting_rows.h"
-#include "attention/kernels/number_groups/number_groups.h"
+#include "attention/kernels/counting_sort/counting_sort.h"
 #include "cluster/base/gpu/device.h"
 
 namespace birkhoff {
@@ -22,7 +22,7 @@ ClusterShape shape_of(const at::Tensor& x_BHLD, const at::Tensor& centroids_HKD,
           .length = static_cast<float>(length)};
 }
 
-std::int64_t bound_of_places(const ClusterProblem& problem) {
+std::int64_t bound_of_slots(const ClusterProblem& problem) {
   const std::int64_t L = problem.x_BHLD.size(2), W = std::min(problem.window, L);
   return problem.centroids_HKD.size(1) * std::min(problem.documents.count * W, L);
 }
@@ -42,11 +42,11 @@ void prepare_nearest(const ClusterProblem& problem, ClusterForward& forward) {
                                       .to(at::kInt)
                                       .expand({B, H, N * K})
                                       .contiguous();
-  forward.rows.nearest_BHP = at::zeros({B, H, bound_of_places(problem)}, numbers);
+  forward.rows.nearest_BHP = at::zeros({B, H, bound_of_slots(problem)}, numbers);
   const at::Tensor keys = at::empty({B, H, ClusterRowsParams::kChunk, L}, numbers);
   ClusterRowsParams& params = forward.params;
   params.num_documents = static_cast<int>(N);
-  params.places = static_cast<int>(forward.rows.nearest_BHP.size(2));
+  params.slots = static_cast<int>(forward.rows.nearest_BHP.size(2));
   params.document_ends = document_ends_B1N.const_data_ptr<std::int32_t>();
   params.ends = forward.rows.nearest_ends_BHG.const_data_ptr<std::int32_t>();
   params.nearest = forward.rows.nearest_BHP.mutable_data_ptr<std::int32_t>();
@@ -60,15 +60,15 @@ void prepare_nearest(const ClusterProblem& problem, ClusterForward& forward) {
 std::string why_not_gpu_kernels(const ClusterProblem& problem) {
   const at::Tensor& x = problem.x_BHLD;
   std::string why = why_not_dtype(x.scalar_type(), {at::kFloat, at::kBFloat16, at::kHalf});
-  if (why.empty()) why = why_not_head_dim(x.size(3), ClusterShape::kMostHeadDim);
+  if (why.empty()) why = why_not_head_dim(x.size(3), ClusterShape::kMaxHeadDim);
   if (!why.empty()) return why;
-  // Bounds the number of rows, of blocks of a launch and of places.
-  constexpr std::int64_t kMostNumbers = std::numeric_limits<std::int32_t>::max() - 1024;
+  // Bounds the number of rows, of blocks of a launch and of slots.
+  constexpr std::int64_t kMaxNumbers = std::numeric_limits<std::int32_t>::max() - 1024;
   const std::int64_t heads = x.size(0) * x.size(1), K = problem.centroids_HKD.size(1);
   const bool fits =
       heads * std::max(x.size(2), ClusterRowsParams::kChunk * problem.documents.count) <=
-          kMostNumbers &&
-      heads * K <= kMostNumbers && bound_of_places(problem) <= kMostNumbers;
+          kMaxNumbers &&
+      heads * K <= kMaxNumbers && bound_of_slots(problem) <= kMaxNumbers;
   return fits ? "" : kTooManyRows;
 }
 

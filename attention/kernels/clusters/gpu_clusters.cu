@@ -167,7 +167,7 @@ __global__ void __launch_bounds__(kThreads)
   const int start = segment == 0 ? 0 : ends[segment - 1], wanted = ends[segment] - start;
   const std::uint32_t* const keys =
       p.keys + (head * ClusterRowsParams::kChunk + cluster) * p.shape.rows;
-  std::int32_t* next = p.nearest + head * p.places + start;
+  std::int32_t* next = p.nearest + head * p.slots + start;
 
   // The wanted-th largest key: the highest value that this many keys reach. All keys are above 0.
   std::uint32_t threshold = 0;
@@ -272,7 +272,7 @@ __global__ void __launch_bounds__(kTeamThreads) gradients_kernel(const ClusterGr
 
 template <typename T>
 __global__ void __launch_bounds__(kThreads) sums_kernel(const ClusterSumsParams p) {
-  constexpr int kColumns = ClusterShape::kMostHeadDim / kWarp;  // of a lane
+  constexpr int kColumns = ClusterShape::kMaxHeadDim / kWarp;  // of a lane
   const ClusterShape& shape = p.shape;
   const int D = shape.head_dim, lane = lane_number();
   const int cluster = static_cast<int>(blockIdx.x) % shape.clusters,

@@ -1,5 +1,5 @@
 // Arguments of the GPU kernels of clusters. See attention/kernels/clusters/gpu_clusters.cu. Legend:
-// B batch, H heads, L rows, D head dim, K clusters, N documents, P places of a list.
+// B batch, H heads, L rows, D head dim, K clusters, N documents, P slots of a list.
 #pragma once
 
 #include <cstdint>
@@ -12,7 +12,7 @@ struct CUstream_st;
 namespace birkhoff {
 
 struct ClusterShape {
-  static constexpr int kMostHeadDim = 256;
+  static constexpr int kMaxHeadDim = 256;
 
   KernelDtype dtype;  // of rows: kFloat, kBFloat16 or kHalf
   int batch, heads, rows, head_dim, clusters;
@@ -32,7 +32,7 @@ struct ClusterRowsParams {
   float* distance;                // [B, H]
 
   // The nearest rows. All null: none are chosen.
-  int num_documents, places;
+  int num_documents, slots;
   const std::int32_t* document_ends;  // [B, N], or [1, N]: the row after the last
   const std::int32_t* ends;           // [B, H, N K]: of the segments; gives their sizes
   std::int32_t* nearest;              // [B, H, P]

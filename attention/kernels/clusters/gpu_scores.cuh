@@ -1,5 +1,5 @@
 // Products of a tile of rows with the vectors of a head: centroids (gpu_clusters.cu) or the mean
-// keys of blocks (block_choice/gpu_choice.cu). For these files only. A block of kThreads threads
+// keys of blocks (block_top_k/gpu_top_k.cu). For these files only. A block of kThreads threads
 // owns kRows kWarp rows; lane l of each warp has the rows l, l + kWarp, .., and warp w the vectors
 // w, w + kWarps, .. of a tile.
 #pragma once

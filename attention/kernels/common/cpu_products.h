@@ -79,7 +79,7 @@ inline void multiply_block(const E* a, std::ptrdiff_t a_row, std::ptrdiff_t a_de
 // rows, or a quarter where parts take as many registers as sums. Accumulators, one row of b and a
 // broadcast fill the 16 registers of AVX2; AVX-512 has 32, and whole tiles are four of its vectors
 // wide.
-constexpr int kMostVectors = kVectorBytes == 64 ? 4 : 3;
+constexpr int kMaxVectors = kVectorBytes == 64 ? 4 : 3;
 
 // Computes kPanel rows of c; `columns` is any multiple of the lanes. Inlined because callers know
 // the strides, which saves a tenth of the time.
@@ -97,9 +97,9 @@ template <Summation kSummation = Summation::kAtOnce, typename E, typename S>
     }
   };
   while (columns > 0) {
-    int vectors = min_of(columns / kLanes<S>, kMostVectors);
+    int vectors = min_of(columns / kLanes<S>, kMaxVectors);
     if (vectors == 4) {
-      if constexpr (kMostVectors >= 4) blocks.template operator()<kPanel / 2 / kParts, 4>();
+      if constexpr (kMaxVectors >= 4) blocks.template operator()<kPanel / 2 / kParts, 4>();
     } else if (vectors == 3) {
       blocks.template operator()<kPanel / 2 / kParts, 3>();
     } else if (vectors == 2) {

@@ -59,7 +59,7 @@ std::string why_not_tiles(at::ScalarType dtype, std::int64_t head_dim) {
   if (!has_tile_type(dtype)) {
     return why_not_dtype(dtype, {at::kFloat, at::kDouble, at::kBFloat16});
   }
-  return why_not_head_dim(head_dim, kMostTileHeadDim);
+  return why_not_head_dim(head_dim, kMaxTileHeadDim);
 }
 
 std::string describe(const PathTaken& taken) {

@@ -47,7 +47,7 @@ struct FusedGatheredAttention : torch::autograd::Function<FusedGatheredAttention
     const GatheredResults results = attend(in);
     context->set_materialize_grads(false);
     variable_list constants{results.part.max_BHL};
-    if (in.merge == PlaceMerge::kMean) constants.push_back(results.part.sum_BHL);
+    if (in.merge == SlotMerge::kMean) constants.push_back(results.part.sum_BHL);
     context->mark_non_differentiable(constants);
     save(context, in, results);
     return {results.part.out_BHLD, results.part.max_BHL, results.part.sum_BHL};
@@ -82,8 +82,8 @@ struct FusedGatheredAttention : torch::autograd::Function<FusedGatheredAttention
                                 in.v_BHSD,
                                 results.part.max_BHL,
                                 results.part.sum_BHL,
-                                results.places.out_BHPD,
-                                results.places.softmax_2BHP,
+                                results.slots.out_BHPD,
+                                results.slots.softmax_2BHP,
                                 queries.rows_BHP,
                                 queries.ends_BHG,
                                 queries.order_BHP,
@@ -126,7 +126,7 @@ struct FusedGatheredAttention : torch::autograd::Function<FusedGatheredAttention
                     .positions_q_BHL = saved[15],
                     .positions_k_BHS = saved[16]};
     in.key_lengths_B = saved[17];
-    in.merge = static_cast<PlaceMerge>(context->saved_data["merge"].toInt());
+    in.merge = static_cast<SlotMerge>(context->saved_data["merge"].toInt());
     in.relative = {.keys_HRD = saved[19],
                    .values_HRD = saved[20],
                    .least = context->saved_data["least"].toInt()};
@@ -139,7 +139,7 @@ struct FusedGatheredAttention : torch::autograd::Function<FusedGatheredAttention
                           .layer = static_cast<std::uint32_t>(noise[1]),
                           .sample_ids_B = saved[23]};
     }
-    return {in, {.part = {saved[18], saved[3], saved[4]}, .places = {saved[5], saved[6]}}};
+    return {in, {.part = {saved[18], saved[3], saved[4]}, .slots = {saved[5], saved[6]}}};
   }
 };
 

@@ -50,7 +50,7 @@ T* mutable_row_of(const at::Tensor& x, Head head, std::int64_t row) {
   return static_cast<T*>(x.mutable_data_ptr()) + head.b * x.stride(0) + head.h * x.stride(1) +
          row * x.stride(2);
 }
-// One value per place or row, [B, H, count], contiguous, as a pointer: asking a tensor for it costs
+// One value per slot or row, [B, H, count], contiguous, as a pointer: asking a tensor for it costs
 // more than the work of a row. Without data for an undefined tensor.
 template <typename S>
 struct Numbers {

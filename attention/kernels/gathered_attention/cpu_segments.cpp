@@ -1,8 +1,8 @@
-// Legend: B batch, H heads, L queries, S keys, D head dim, P places of a list, T number type, p
+// Legend: B batch, H heads, L queries, S keys, D head dim, P slots of a list, T number type, p
 // where DistanceBand says a row is.
 //
 // A segment's keys are copied once to a thread's memory, where they are contiguous tiles for the
-// loop. Results belong to places, so no two threads write to the same memory; cpu_places.h makes
+// loop. Results belong to slots, so no two threads write to the same memory; cpu_slots.h makes
 // results of rows from them.
 #include "attention/kernels/gathered_attention/cpu_segments.h"
 
@@ -23,7 +23,7 @@
 #include "attention/kernels/common/cpu_dtype.h"
 #include "attention/kernels/common/cpu_scratch.h"
 #include "attention/kernels/gathered_attention/cpu_lists.h"
-#include "attention/kernels/gathered_attention/cpu_places.h"
+#include "attention/kernels/gathered_attention/cpu_slots.h"
 #include "attention/kernels/relative_positions/cpu_tables.h"
 #include "attention/kernels/tile_attention/cpu_loop.h"
 #include "attention/kernels/tile_attention/cpu_nan.h"
@@ -34,7 +34,7 @@ namespace {
 
 constexpr std::int64_t kNowhere = 1024 * DistanceBand::kFar;  // p of keys that padding hides
 
-// The places of a segment.
+// The slots of a segment.
 struct Segment {
   Head head;
   std::int64_t first_query, end_query, first_key, end_key;
@@ -69,14 +69,14 @@ struct Call {
   const GatheredAttention& in;
   std::int64_t B = in.q_BHLD.size(0), H = in.q_BHLD.size(1), L = in.q_BHLD.size(2),
                D = in.q_BHLD.size(3), key_heads = in.k_BHSD.size(1);
-  std::int64_t num_query_places = in.rows.queries.rows_BHP.size(2),
-               num_key_places = in.rows.keys.rows_BHP.size(2);
+  std::int64_t num_query_slots = in.rows.queries.rows_BHP.size(2),
+               num_key_slots = in.rows.keys.rows_BHP.size(2);
   at::TensorOptions sum_options = in.q_BHLD.options().dtype(c10::CppTypeToScalarType<S>::value);
   const TileKernels<T>& kernels = tile_kernels<T>();
   std::vector<Segment> segments = all_segments();
-  // Forward; for a mean of places, the last two also backward.
-  at::Tensor place_out_BHPD;
-  Numbers<S> place_maxima, place_inverses;
+  // Forward; for a mean of slots, the last two also backward.
+  at::Tensor slot_out_BHPD;
+  Numbers<S> slot_maxima, slot_inverses;
   // Backward.
   at::Tensor d_out_BHLD, rest_BHP, d_q_BHPD, d_k_BHPD, d_v_BHPD;
   Numbers<S> maxima, sums, rests;
@@ -179,7 +179,7 @@ struct Call {
     }
   }
 
-  // p of a place, given its row and its rank in the segment.
+  // p of a slot, given its row and its rank in the segment.
   std::int64_t p_of(const at::Tensor& positions_BHL, Head head, std::int64_t row,
                     std::int64_t rank) const {
     if (in.rows.band.of == DistanceBand::Of::kRanks) return rank;
@@ -241,7 +241,7 @@ struct Call {
     }
   }
 
-  // Lists the keys of the queries at places [first, ..), and calls work(queries, head) with these
+  // Lists the keys of the queries at slots [first, ..), and calls work(queries, head) with these
   // queries of each query head.
   template <typename Work>
   void for_each_head(const Task& task, std::int64_t first, Worker& worker, const Work& work) const {
@@ -307,22 +307,22 @@ struct Call {
             .num_distances = tables.num_distances()};
   }
 
-  void attend_places(Worker& worker, const Task& task) const {
+  void attend_slots(Worker& worker, const Task& task) const {
     for_each_head(task, task.first_query, worker, [&](QueryTile<T>& queries, Head head) {
-      queries.out_sum = {mutable_row_of<S>(place_out_BHPD, head, task.first_query), D};
-      queries.max = &place_maxima.at(head, task.first_query);
-      queries.inverse_sum = &place_inverses.at(head, task.first_query);
+      queries.out_sum = {mutable_row_of<S>(slot_out_BHPD, head, task.first_query), D};
+      queries.max = &slot_maxima.at(head, task.first_query);
+      queries.inverse_sum = &slot_inverses.at(head, task.first_query);
       attend_tile(kernels, shape(), queries, worker.tiles.data(),
                   static_cast<int>(worker.tiles.size()), worker.loop.get());
     });
   }
 
-  // Query i of the worker has this row and place.
-  void set_softmax(Worker& worker, int i, Head head, std::int64_t row, std::int64_t place) const {
+  // Query i of the worker has this row and slot.
+  void set_softmax(Worker& worker, int i, Head head, std::int64_t row, std::int64_t slot) const {
     const S sum = sums.at(head, row);
-    if (in.merge == PlaceMerge::kMean) {  // sum: the places that it is the mean of
-      worker.max[i] = place_maxima.at(head, place);
-      worker.inverse_sum[i] = sum != 0 ? place_inverses.at(head, place) / sum : 0;
+    if (in.merge == SlotMerge::kMean) {  // sum: the slots that it is the mean of
+      worker.max[i] = slot_maxima.at(head, slot);
+      worker.inverse_sum[i] = sum != 0 ? slot_inverses.at(head, slot) / sum : 0;
     } else {
       worker.max[i] = maxima.at(head, row);
       worker.inverse_sum[i] = sum != 0 ? 1 / sum : 0;
@@ -354,10 +354,10 @@ struct Call {
   }
 
   GatheredResults run_forward() {
-    const at::Tensor softmax_2BHP = at::empty({2, B, H, num_query_places}, sum_options);
-    place_out_BHPD = at::empty({B, H, num_query_places, D}, sum_options);
-    place_maxima = Numbers<S>(softmax_2BHP[0]);
-    place_inverses = Numbers<S>(softmax_2BHP[1]);
+    const at::Tensor softmax_2BHP = at::empty({2, B, H, num_query_slots}, sum_options);
+    slot_out_BHPD = at::empty({B, H, num_query_slots, D}, sum_options);
+    slot_maxima = Numbers<S>(softmax_2BHP[0]);
+    slot_inverses = Numbers<S>(softmax_2BHP[1]);
     std::vector<Task> tasks;
     for (std::size_t s = 0; s < segments.size(); ++s) {
       for (std::int64_t first = segments[s].first_query; first < segments[s].end_query;
@@ -367,14 +367,14 @@ struct Call {
       }
     }
     for_each(tasks, /*backward=*/false,
-             [&](Worker& worker, const Task& task) { attend_places(worker, task); });
-    const PlaceResults places{place_out_BHPD, softmax_2BHP};
-    return {merge_places(in, places), places};
+             [&](Worker& worker, const Task& task) { attend_slots(worker, task); });
+    const SlotResults slots{slot_out_BHPD, softmax_2BHP};
+    return {merge_slots(in, slots), slots};
   }
 
   GatheredGradients run_backward() {
-    d_q_BHPD = at::empty({B, H, num_query_places, D}, sum_options);
-    d_k_BHPD = at::empty({B, key_heads, num_key_places, D}, sum_options);
+    d_q_BHPD = at::empty({B, H, num_query_slots, D}, sum_options);
+    d_k_BHPD = at::empty({B, key_heads, num_key_slots, D}, sum_options);
     d_v_BHPD = at::empty_like(d_k_BHPD);
     const std::int64_t G = in.rows.queries.ends_BHG.size(2), units = units_of_head();
     tables.start_gradients(B * units, H);
@@ -389,9 +389,9 @@ struct Call {
              [&](Worker& worker, const Task& task) { add_gradients_of_segment(worker, task); });
     const auto of_tables = tables.gradients(shape().scale, dropout ? dropout->scale : 1);
     return {
-        .d_q_BHLD = add_places(in.rows.queries, d_q_BHPD, in.q_BHLD),
-        .d_k_BHSD = add_places(in.rows.keys, d_k_BHPD, in.k_BHSD),
-        .d_v_BHSD = add_places(in.rows.keys, d_v_BHPD, in.v_BHSD),
+        .d_q_BHLD = add_slots(in.rows.queries, d_q_BHPD, in.q_BHLD),
+        .d_k_BHSD = add_slots(in.rows.keys, d_k_BHPD, in.k_BHSD),
+        .d_v_BHSD = add_slots(in.rows.keys, d_v_BHPD, in.v_BHSD),
         .d_relative_keys_HRD = of_tables.d_keys_HRD,
         .d_relative_values_HRD = of_tables.d_values_HRD,
         .d_sink_H = sink_H.defined() ? d_sink_PH.sum(0).to(in.sink_H.scalar_type()) : at::Tensor()};
@@ -400,23 +400,23 @@ struct Call {
 
 }  // namespace
 
-// If no query has two places, there is nothing to merge, and results of places are not kept.
+// If no query has two slots, there is nothing to merge, and results of slots are not kept.
 GatheredResults attend_in_segments(GatheredAttention in) {
-  const at::Tensor places_BHL = in.rows.queries.starts_BHR.diff();
-  // A sink takes part in the softmax of each single place only with a mean.
-  const bool merges = places_BHL.max().item<std::int32_t>() > 1 || in.sink_H.defined();
-  if (!merges) in.merge = PlaceMerge::kOneSoftmax;
+  const at::Tensor slots_BHL = in.rows.queries.starts_BHR.diff();
+  // A sink takes part in the softmax of each single slot only with a mean.
+  const bool merges = slots_BHL.max().item<std::int32_t>() > 1 || in.sink_H.defined();
+  if (!merges) in.merge = SlotMerge::kOneSoftmax;
   GatheredResults results;
   dispatch_tile_type(in.q_BHLD.scalar_type(),
                      [&]<typename T>(T) { results = Call<T>(in).run_forward(); });
-  if (!merges) results.places = {};
+  if (!merges) results.slots = {};
   return results;
 }
 
 GatheredGradients gradients_in_segments(GatheredAttention in, const GatheredResults& results,
                                         const at::Tensor& d_out_BHLD, const at::Tensor& d_sum_BHL) {
-  const bool merged = results.places.out_BHPD.defined();
-  if (!merged) in.merge = PlaceMerge::kOneSoftmax;
+  const bool merged = results.slots.out_BHPD.defined();
+  if (!merged) in.merge = SlotMerge::kOneSoftmax;
   GatheredGradients gradients;
   dispatch_tile_type(in.q_BHLD.scalar_type(), [&]<typename T>(T) {
     Call<T> call(in);
@@ -424,12 +424,12 @@ GatheredGradients gradients_in_segments(GatheredAttention in, const GatheredResu
     using S = Sum<T>;
     call.maxima = Numbers<S>(results.part.max_BHL);
     call.sums = Numbers<S>(results.part.sum_BHL);
-    if (in.merge == PlaceMerge::kMean) {
-      call.place_maxima = Numbers<S>(results.places.softmax_2BHP[0]);
-      call.place_inverses = Numbers<S>(results.places.softmax_2BHP[1]);
+    if (in.merge == SlotMerge::kMean) {
+      call.slot_maxima = Numbers<S>(results.slots.softmax_2BHP[0]);
+      call.slot_inverses = Numbers<S>(results.slots.softmax_2BHP[1]);
     }
     if (merged || d_sum_BHL.defined()) {
-      call.rest_BHP = rests_of_places(in, results, d_out_BHLD, d_sum_BHL);
+      call.rest_BHP = rests_of_slots(in, results, d_out_BHLD, d_sum_BHL);
       call.rests = Numbers<S>(call.rest_BHP);
     }
     gradients = call.run_backward();

@@ -1,5 +1,5 @@
 // Attention over gathered rows on the CPU: it gathers the rows of each segment, calls the loop of
-// tile_attention/cpu_loop.h on them, and adds up the places of each row. Used by autograd.cpp.
+// tile_attention/cpu_loop.h on them, and adds up the slots of each row. Used by autograd.cpp.
 #pragma once
 
 #include "attention/kernels/gathered_attention/operands.h"

@@ -7,9 +7,9 @@
 #include <string>
 #include <utility>
 
+#include "attention/kernels/counting_sort/counting_sort.h"
 #include "attention/kernels/gathered_attention/gpu_arguments.h"
 #include "attention/kernels/gathered_attention/paths.h"
-#include "attention/kernels/number_groups/number_groups.h"
 #include "cluster/base/error.h"
 
 namespace birkhoff {
@@ -31,11 +31,11 @@ void check_numbers(const at::Tensor& rows_BHP, const at::Tensor& ends_BHG, std::
       }
       end = next;
     }
-    for (std::int64_t place = 0; place < end; ++place) {
-      const std::int64_t row = rows[head * P + place];
+    for (std::int64_t slot = 0; slot < end; ++slot) {
+      const std::int64_t row = rows[head * P + slot];
       if (row < 0 || row >= num_rows) {
         fail(ExitCode::kInternal,
-             "gathered attention: place {} of list {} has row {}, which must be in [0, {})", place,
+             "gathered attention: slot {} of list {} has row {}, which must be in [0, {})", slot,
              head, row, num_rows);
       }
     }
@@ -100,7 +100,7 @@ void check(const GatheredAttention& in) {
           "gathered attention: noise needs an int64 id for each sample, on the device of q");
   // The last element of noise fits int64.
   require(in.rows.queries.rows_BHP.size(2) * q.size(1) < GatheredAttention::kNoiseRow,
-          "gathered attention: with dropout, places times heads must be below 2^31");
+          "gathered attention: with dropout, slots times heads must be below 2^31");
 }
 
 // The same in the form that the kernels read: contiguous, and no bound beyond all distances.
@@ -126,7 +126,7 @@ RowLists make_row_lists(const at::Tensor& rows_BHP, const at::Tensor& ends_BHG,
           "gathered attention: rows and ends must be int32, on one device");
   constexpr std::int64_t kMost = std::numeric_limits<std::int32_t>::max() - 1;
   require(rows_BHP.size(2) <= kMost && num_rows >= 0 && num_rows <= kMost,
-          "gathered attention: rows and places must fit int32");
+          "gathered attention: rows and slots must fit int32");
   RowLists lists{.rows_BHP = rows_BHP.contiguous(),
                  .ends_BHG = ends_BHG.contiguous(),
                  .order_BHP = {},
@@ -138,7 +138,7 @@ RowLists make_row_lists(const at::Tensor& rows_BHP, const at::Tensor& ends_BHG,
   const at::Tensor used_BH =
       G > 0 ? lists.ends_BHG.select(2, G - 1)
             : at::zeros({rows_BHP.size(0), rows_BHP.size(1)}, ends_BHG.options());
-  const NumberGroups inverse = group_by_number(lists.rows_BHP, num_rows, used_BH);
+  const SortedIndices inverse = counting_sort(lists.rows_BHP, num_rows, used_BH);
   lists.order_BHP = inverse.order_BHP;
   lists.starts_BHR = inverse.starts_BHR;
   return lists;
@@ -156,15 +156,15 @@ PathChoice choose_path(const GatheredAttention& in, Path limit) {
       return {Path::kFused, on_gpu ? why_not_tensor_cores(in) : ""};
     }
   }
-  const bool fits_library = in.merge == PlaceMerge::kMean && !in.drops() &&
-                            !in.relative.defined() && !in.sink_H.defined();
+  const bool fits_library =
+      in.merge == SlotMerge::kMean && !in.drops() && !in.relative.defined() && !in.sink_H.defined();
   return {limit != Path::kReference && fits_library ? Path::kSdpa : Path::kReference,
           std::move(why)};
 }
 
 AttentionPart attend_gathered(const GatheredAttention& in, Path limit) {
   check(in);
-  if (in.sink_H.defined() && in.merge == PlaceMerge::kOneSoftmax) {
+  if (in.sink_H.defined() && in.merge == SlotMerge::kOneSoftmax) {
     GatheredAttention of_keys = in;
     of_keys.sink_H = at::Tensor();
     return with_sink(attend_gathered(of_keys, limit), in.sink_H);

@@ -3,12 +3,12 @@
 // and padding. Sliding windows, strided attention, listed blocks (lists.h) and routing (Roy et al.
 // 2021, section 4.1) differ only in their lists.
 //
-// Legend: B batch, H heads, L queries, S keys, D head dim, G segments, P places of a list. Lists
+// Legend: B batch, H heads, L queries, S keys, D head dim, G segments, P slots of a list. Lists
 // have B or H = 1 where all samples or heads share them.
 //
-// A row may be in several segments, and several times in one, as a query and as a key; a place is
-// one such occurrence. A query has one softmax over the keys that it sees from all of its places,
-// or the mean of one softmax per place. A key that it sees from two places counts twice. A query
+// A row may be in several segments, and several times in one, as a query and as a key; a slot is
+// one such occurrence. A query has one softmax over the keys that it sees from all of its slots,
+// or the mean of one softmax per slot. A key that it sees from two slots counts twice. A query
 // that sees no key has output 0.
 //
 // Keys may have fewer heads than queries (common/grouped_queries.h). Lists belong to key heads, and
@@ -27,12 +27,12 @@
 
 namespace birkhoff {
 
-// For each head, segments of rows of a [B, H, num_rows, D] tensor, and the places of each row.
+// For each head, segments of rows of a [B, H, num_rows, D] tensor, and the slots of each row.
 struct RowLists {
-  // int32. Segment g has the rows at the places [ends[g - 1], ends[g]) of `rows` (from 0 for
-  // g = 0), in this order, which defines ranks. Places after the last end are not used.
+  // int32. Segment g has the rows at the slots [ends[g - 1], ends[g]) of `rows` (from 0 for
+  // g = 0), in this order, which defines ranks. Slots after the last end are not used.
   at::Tensor rows_BHP, ends_BHG;
-  // int32, the inverse: row r is at the places order[starts[r]], .., order[starts[r + 1] - 1], in
+  // int32, the inverse: row r is at the slots order[starts[r]], .., order[starts[r + 1] - 1], in
   // ascending order. R is num_rows + 1.
   at::Tensor order_BHP, starts_BHR;
   std::int64_t num_rows = 0;
@@ -63,21 +63,21 @@ struct GatheredRows {
   DistanceBand band;
 };
 
-// The way in which the places of a query give its output.
-enum class PlaceMerge {
+// The way in which the slots of a query give its output.
+enum class SlotMerge {
   kOneSoftmax,  // one softmax over the keys that it sees from all of them
-  kMean,        // each place that sees a key has its own softmax; the output is their mean
+  kMean,        // each slot that sees a key has its own softmax; the output is their mean
 };
 
 struct GatheredAttention {
   at::Tensor q_BHLD, k_BHSD, v_BHSD;
   GatheredRows rows;
   at::Tensor key_lengths_B{};  // int64; keys at rows >= length are hidden. Undefined: none
-  PlaceMerge merge = PlaceMerge::kOneSoftmax;
+  SlotMerge merge = SlotMerge::kOneSoftmax;
   RelativePositions relative{};  // positions are the rows' indices, whatever the band says
   at::Tensor sink_H{};           // a logit with value 0 in every softmax; undefined: none
-  // Of probabilities, if there is noise. The query at place r of head h's list and the key at rank
-  // n of its segment draw element (r H + h) kNoiseRow + n of their sample. Places and ranks follow
+  // Of probabilities, if there is noise. The query at slot r of head h's list and the key at rank
+  // n of its segment draw element (r H + h) kNoiseRow + n of their sample. Slots and ranks follow
   // from the lists of the sample, so noise does not depend on the rest of the batch.
   float dropout = 0;
   std::optional<NoiseKey> noise{};
@@ -88,7 +88,7 @@ struct GatheredAttention {
 
 // The fastest path up to `limit` that supports `in`. kFused: on the CPU fp32, fp64 and bf16, on a
 // GPU fp32, bf16 and fp16, D up to 256; relative positions of values and dropout on the CPU only.
-// kSdpa: PlaceMerge::kMean without relative positions, sinks and dropout.
+// kSdpa: SlotMerge::kMean without relative positions, sinks and dropout.
 PathChoice choose_path(const GatheredAttention& in, Path limit);
 
 // The softmax attention of each query with logits q k / sqrt(D), computed on that path.

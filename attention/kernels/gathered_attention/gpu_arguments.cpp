@@ -32,7 +32,7 @@ GatheredListsParams lists_of(const RowLists& lists, const at::Tensor& positions_
   const at::Tensor& rows = lists.rows_BHP;
   GatheredListsParams params{.batch = static_cast<int>(rows.size(0)),
                              .heads = static_cast<int>(rows.size(1)),
-                             .places = static_cast<int>(rows.size(2)),
+                             .slots = static_cast<int>(rows.size(2)),
                              .rows = static_cast<int>(lists.num_rows),
                              .row_of = rows.const_data_ptr<std::int32_t>(),
                              .ends = lists.ends_BHG.const_data_ptr<std::int32_t>(),
@@ -80,7 +80,7 @@ GatheredParams params_of(const GatheredAttention& in, const AttentionPart& part,
   if (in.key_lengths_B.defined()) {
     params.key_lengths = in.key_lengths_B.const_data_ptr<std::int64_t>();
   }
-  params.mean = in.merge == PlaceMerge::kMean;
+  params.mean = in.merge == SlotMerge::kMean;
   if (in.sink_H.defined()) params.sink = as_floats(in.sink_H);
   if (in.relative.defined()) {
     params.relative = {.table = as_floats(in.relative.keys_HRD),
@@ -102,15 +102,15 @@ at::Tensor new_floats(const GatheredAttention& in, at::IntArrayRef sizes) {
   return at::empty(sizes, in.q_BHLD.options().dtype(at::kFloat));
 }
 
-// New rows for the places of `lists`, for the heads of x [B, H, rows, D].
-at::Tensor new_places(const GatheredAttention& in, const RowLists& lists, const at::Tensor& x) {
+// New rows for the slots of `lists`, for the heads of x [B, H, rows, D].
+at::Tensor new_slots(const GatheredAttention& in, const RowLists& lists, const at::Tensor& x) {
   return new_floats(in, {x.size(0), x.size(1), lists.rows_BHP.size(2), x.size(3)});
 }
 
-void set_places(const PlaceResults& places, GatheredParams& params) {
-  params.place_out = floats_of(places.out_BHPD);
-  params.place_max = floats_of(places.softmax_2BHP[0]);
-  params.place_sum = floats_of(places.softmax_2BHP[1]);
+void set_slots(const SlotResults& slots, GatheredParams& params) {
+  params.slot_out = floats_of(slots.out_BHPD);
+  params.slot_max = floats_of(slots.softmax_2BHP[0]);
+  params.slot_sum = floats_of(slots.softmax_2BHP[1]);
 }
 
 // The number of blocks that share the queries of a head. With a table they have sums for its
@@ -127,18 +127,18 @@ std::int64_t blocks_of_head(const GatheredAttention& in) {
 
 std::string why_not_gpu_kernels(const GatheredAttention& in) {
   // Bounds the number of tiles and the number of rows, which kernels round up to whole tiles.
-  constexpr std::int64_t kMostNumbers = std::numeric_limits<std::int32_t>::max() - 1024;
+  constexpr std::int64_t kMaxNumbers = std::numeric_limits<std::int32_t>::max() - 1024;
   const std::int64_t most =
       std::max({in.q_BHLD.size(2), in.k_BHSD.size(2), in.rows.queries.rows_BHP.size(2),
                 in.rows.keys.rows_BHP.size(2)});
   if (in.relative.values_HRD.defined()) return "relative positions have values";
   if (in.drops()) return "attention dropout has no such kernel";
   std::string why = why_not_dtype(in.q_BHLD.scalar_type(), {at::kFloat, at::kBFloat16, at::kHalf});
-  if (why.empty()) why = why_not_head_dim(in.q_BHLD.size(3), GatheredParams::kMostHeadDim);
+  if (why.empty()) why = why_not_head_dim(in.q_BHLD.size(3), GatheredParams::kMaxHeadDim);
   if (!why.empty()) return why;
-  const bool fits = in.q_BHLD.size(0) * in.q_BHLD.size(1) * most <= kMostNumbers &&
+  const bool fits = in.q_BHLD.size(0) * in.q_BHLD.size(1) * most <= kMaxNumbers &&
                     (!in.relative.defined() ||
-                     in.relative.num_distances() <= kMostNumbers / GatheredParams::kMostHeadDim);
+                     in.relative.num_distances() <= kMaxNumbers / GatheredParams::kMaxHeadDim);
   return fits ? "" : kTooManyRows;
 }
 
@@ -163,21 +163,21 @@ GatheredForward gathered_forward(const GatheredAttention& in) {
   const std::int64_t B = q.size(0), H = q.size(1), L = q.size(2),
                      P = in.rows.queries.rows_BHP.size(2);
   const AttentionPart part{at::empty_like(q), new_floats(in, {B, H, L}), new_floats(in, {B, H, L})};
-  const PlaceResults places{new_places(in, in.rows.queries, q), new_floats(in, {2, B, H, P})};
+  const SlotResults slots{new_slots(in, in.rows.queries, q), new_floats(in, {2, B, H, P})};
   GatheredForward forward{.params = {},
                           .results = {part, {}},
                           .inputs = {},
-                          .scratch = {places.out_BHPD, places.softmax_2BHP}};
-  if (in.merge == PlaceMerge::kMean) forward.results.places = places;
+                          .scratch = {slots.out_BHPD, slots.softmax_2BHP}};
+  if (in.merge == SlotMerge::kMean) forward.results.slots = slots;
   forward.params = params_of(in, part, forward.inputs);
-  set_places(places, forward.params);
+  set_slots(slots, forward.params);
   return forward;
 }
 
 GatheredBackward gathered_backward(const GatheredAttention& in, const GatheredResults& results,
                                    const at::Tensor& d_out_BHLD, const at::Tensor& d_sum_BHL) {
   const at::Tensor& q = in.q_BHLD;
-  const bool mean = in.merge == PlaceMerge::kMean;
+  const bool mean = in.merge == SlotMerge::kMean;
   const std::int64_t B = q.size(0), H = q.size(1), L = q.size(2),
                      P = in.rows.queries.rows_BHP.size(2), parts = blocks_of_head(in);
   GatheredBackward backward{
@@ -186,11 +186,10 @@ GatheredBackward gathered_backward(const GatheredAttention& in, const GatheredRe
       .d_table_NHRD = {},
       .d_sink_BHL = {},
       .inputs = {},
-      .scratch = {new_floats(in, {2, B, H, mean ? P : L}), new_places(in, in.rows.queries, q),
-                  new_places(in, in.rows.keys, in.k_BHSD),
-                  new_places(in, in.rows.keys, in.k_BHSD)}};
+      .scratch = {new_floats(in, {2, B, H, mean ? P : L}), new_slots(in, in.rows.queries, q),
+                  new_slots(in, in.rows.keys, in.k_BHSD), new_slots(in, in.rows.keys, in.k_BHSD)}};
   GatheredParams& params = backward.params = params_of(in, results.part, backward.inputs);
-  if (mean) set_places(results.places, params);
+  if (mean) set_slots(results.slots, params);
   params.d_out = rows_of(d_out_BHLD);
   params.tensor_cores = params.tensor_cores && are_aligned(params.d_out);
   if (d_sum_BHL.defined()) params.d_sum = floats_of(d_sum_BHL);
@@ -199,9 +198,9 @@ GatheredBackward gathered_backward(const GatheredAttention& in, const GatheredRe
   params.d_v = rows_of(backward.gradients.d_v_BHSD);
   params.delta = floats_of(backward.scratch[0][0]);
   params.inverse = floats_of(backward.scratch[0][1]);
-  params.d_q_places = floats_of(backward.scratch[1]);
-  params.d_k_places = floats_of(backward.scratch[2]);
-  params.d_v_places = floats_of(backward.scratch[3]);
+  params.d_q_slots = floats_of(backward.scratch[1]);
+  params.d_k_slots = floats_of(backward.scratch[2]);
+  params.d_v_slots = floats_of(backward.scratch[3]);
   params.parts = static_cast<int>(parts);
   if (in.relative.defined()) {
     const std::int64_t R = in.relative.num_distances();

@@ -67,7 +67,7 @@ struct DistanceSums {
                               float* d_q) const {
     __syncthreads();
 #pragma unroll 1
-    for (int d = tile.member; tile.place < tile.end && d < D; d += kTeam) {
+    for (int d = tile.member; tile.slot < tile.end && d < D; d += kTeam) {
       float sum = 0;
       for (int r = 0; r < R; ++r) sum += sums[tile.local * R + r] * table[r * D + d];
       d_q[d] += sum * p.scale;

@@ -1,12 +1,12 @@
-// Attention over gathered rows (gathered_attention.h). Legend: i place of a query, j place of a key
-// in the same segment that i sees, r(i) the row at a place, d of D; a_td the table of relative
+// Attention over gathered rows (gathered_attention.h). Legend: i slot of a query, j slot of a key
+// in the same segment that i sees, r(i) the row at a slot, d of D; a_td the table of relative
 // positions, 0 without, and t = t(i, j) its row for the distance r(j) - r(i). Lists and keys are
 // those of the query's key head.
 //
 //   s_ij = scale sum_d q_r(i)d (k_r(j)d + a_td),  m_i = max_j s_ij,  l_i = sum_j exp(s_ij - m_i),
 //   o_id = sum_j exp(s_ij - m_i) v_r(j)d / l_i
 //
-// and of each row r, over its places i, in ascending order (the inverse list):
+// and of each row r, over its slots i, in ascending order (the inverse list):
 //
 //   M_r = max_i m_i,  Z_r = sum_i l_i exp(m_i - M_r),
 //   out_rd = sum_i l_i exp(m_i - M_r) o_id / Z_r
@@ -18,33 +18,33 @@
 //   d_q_id = scale sum_j ds_ij (k_r(j)d + a_td),  d_k_jd = scale sum_i ds_ij q_r(i)d,
 //   d_v_jd = sum_i p_ij d_out_r(i)d,  d_a_td = scale sum_ij ds_ij q_r(i)d,
 //
-// and the gradient of a row is the sum over its places; gradients of keys are also sums over the
+// and the gradient of a row is the sum over its slots; gradients of keys are also sums over the
 // query heads of the key head. The kernels here compute in fp32; results are rounded once.
 //
-// With a mean, over the n_r places i of row r that see a key, a sink z is one more logit of each i:
+// With a mean, over the n_r slots i of row r that see a key, a sink z is one more logit of each i:
 // m_i = max(z, max_j s_ij), and exp(z - m_i) is added to l_i. Then
 //
 //   out_rd = sum_i o_id / n_r,  p_ij = exp(s_ij - m_i) / (n_r l_i),
 //   delta_i = sum_d d_out_rd o_id,  d_z = -sum_i exp(z - m_i) / (n_r l_i) delta_i.
 //
-// forward, query_gradients: a block of 256 threads owns kTile successive places of queries of a
+// forward, query_gradients: a block of 256 threads owns kTile successive slots of queries of a
 //   head, which may be in several segments, and reads the keys of these segments in tiles of kTile.
 //   With a table, a block of query_gradients owns several such tiles, one after another, so that at
 //   most about 256 blocks have sums [R, D] for d_a (gpu_distances.cuh), which LibTorch adds up.
-// key_gradients: the same with queries and keys exchanged. A block owns places of a key head and
+// key_gradients: the same with queries and keys exchanged. A block owns slots of a key head and
 //   reads the queries of all its heads.
-//   Eight threads own a place: of each kTile x kTile product a thread has kTile / 8 elements, of D
+//   Eight threads own a slot: of each kTile x kTile product a thread has kTile / 8 elements, of D
 //   columns every eighth. Shared memory: two (forward) or four tiles of rows and one or two of
 //   products, 13 KiB (D = 32) to 137 KiB (D = 256).
-// merge, average, delta, mean_delta, add (gpu_places.cuh): eight threads own a row.
-// With GatheredParams::tensor_cores the kernels of gathered_tiles/ replace the first three.
+// merge, average, delta, mean_delta, add (gpu_slots.cuh): eight threads own a row.
+// With GatheredParams::tensor_cores the kernels of tiles/ replace the first three.
 //
-// Results belong to places and then to rows: no atomics, fixed orders, the same bits each time.
+// Results belong to slots and then to rows: no atomics, fixed orders, the same bits each time.
 #include <math.h>
 
 #include "attention/kernels/gathered_attention/gpu_distances.cuh"
 #include "attention/kernels/gathered_attention/gpu_params.h"
-#include "attention/kernels/gathered_attention/gpu_places.cuh"
+#include "attention/kernels/gathered_attention/gpu_slots.cuh"
 #include "attention/kernels/gathered_attention/gpu_tiles.cuh"
 #include "cluster/base/gpu/elements.cuh"
 #include "cluster/base/gpu/launch.h"
@@ -92,7 +92,7 @@ __global__ void __launch_bounds__(kThreads, kRelative ? 1 : 2)
   for (int g = queries.segment_of(tile.first, p.segments);
        g < p.segments && queries.first_of(g) < tile.end; ++g) {
     if (queries.first_of(g) == queries.ends[g]) continue;  // no query of the tile
-    const bool is_member = tile.place >= queries.first_of(g) && tile.place < queries.ends[g];
+    const bool is_member = tile.slot >= queries.first_of(g) && tile.slot < queries.ends[g];
     for (int first = keys.first_of(g); first < keys.ends[g]; first += kTile) {
       __syncthreads();
       k_or_v.load<T>(p.k, of_keys, keys, first, keys.ends[g], D);
@@ -103,9 +103,9 @@ __global__ void __launch_bounds__(kThreads, kRelative ? 1 : 2)
         const int j = tile.member + n * kTeam;
         s[n] = -INFINITY;
         if (is_member && first + j < keys.ends[g] &&
-            sees(p, queries, tile.place, keys, first + j, g)) {
+            sees(p, queries, tile.slot, keys, first + j, g)) {
           const float* a =
-              kRelative ? table.row(queries.row(tile.place), keys.row(first + j)) : nullptr;
+              kRelative ? table.row(queries.row(tile.slot), keys.row(first + j)) : nullptr;
           s[n] = logit(q.row(tile.local), k_or_v.row(j), a, p);
         }
         tile_max = fmaxf(tile_max, s[n]);
@@ -133,7 +133,7 @@ __global__ void __launch_bounds__(kThreads, kRelative ? 1 : 2)
       }
     }
   }
-  if (tile.place >= tile.end) return;
+  if (tile.slot >= tile.end) return;
   if (p.sink != nullptr && l != 0) {
     const float sink = p.sink[head.h], new_m = fmaxf(m, sink), factor = expf(m - new_m);
     l = l * factor + expf(sink - new_m);
@@ -141,15 +141,15 @@ __global__ void __launch_bounds__(kThreads, kRelative ? 1 : 2)
 #pragma unroll
     for (int c = 0; c < kColumns / kTeam; ++c) o[c] *= factor;
   }
-  const std::int64_t entry = entry_of(head, p.heads, p.queries.places, tile.place);
+  const std::int64_t entry = entry_of(head, p.heads, p.queries.slots, tile.slot);
 #pragma unroll
   for (int c = 0; c < kColumns / kTeam; ++c) {
     const int d = tile.member + c * kTeam;
-    if (d < D) p.place_out[entry * D + d] = l == 0 ? 0.0f : o[c] / l;
+    if (d < D) p.slot_out[entry * D + d] = l == 0 ? 0.0f : o[c] / l;
   }
   if (tile.member == 0) {
-    p.place_max[entry] = l > 0 ? m : 0.0f;
-    p.place_sum[entry] = l;
+    p.slot_max[entry] = l > 0 ? m : 0.0f;
+    p.slot_sum[entry] = l;
   }
 }
 
@@ -183,14 +183,14 @@ __global__ void __launch_bounds__(kThreads, backward_blocks(kColumns, kRelative)
     float* const weights = memory.products(4, 0) + tile.local * (kTile + 1);
     q.load<T>(p.q, head, queries, tile.first, tile.end, D);
     d_out.load<T>(p.d_out, head, queries, tile.first, tile.end, D);
-    const int place = min(tile.place, tile.end - 1);
-    const QueryStatistics own(p, head, queries, place);
+    const int slot = min(tile.slot, tile.end - 1);
+    const QueryStatistics own(p, head, queries, slot);
     if constexpr (kRelative) distances.start_tile(tile);
     float d_q[kColumns / kTeam] = {};
     for (int g = queries.segment_of(tile.first, p.segments);
          g < p.segments && queries.first_of(g) < tile.end; ++g) {
       if (queries.first_of(g) == queries.ends[g]) continue;  // no query of the tile
-      const bool is_member = tile.place >= queries.first_of(g) && tile.place < queries.ends[g];
+      const bool is_member = tile.slot >= queries.first_of(g) && tile.slot < queries.ends[g];
       for (int first = keys.first_of(g); first < keys.ends[g]; first += kTile) {
         __syncthreads();
         k.load<T>(p.k, of_keys, keys, first, keys.ends[g], D);
@@ -201,10 +201,10 @@ __global__ void __launch_bounds__(kThreads, backward_blocks(kColumns, kRelative)
           const int j = tile.member + n * kTeam;
           weights[j] = 0;
           if (!is_member || first + j >= keys.ends[g] ||
-              !sees(p, queries, tile.place, keys, first + j, g)) {
+              !sees(p, queries, tile.slot, keys, first + j, g)) {
             continue;
           }
-          const float* a = kRelative ? table.row(queries.row(place), keys.row(first + j)) : nullptr;
+          const float* a = kRelative ? table.row(queries.row(slot), keys.row(first + j)) : nullptr;
           weights[j] = Gradient(q.row(tile.local), k.row(j), a, d_out.row(tile.local), v.row(j),
                                 own.M, own.inverse_Z, own.delta, p)
                            .ds;
@@ -218,19 +218,19 @@ __global__ void __launch_bounds__(kThreads, backward_blocks(kColumns, kRelative)
         }
         if constexpr (kRelative) {
           if (is_member) {
-            distances.add(tile, weights, queries.row(place), keys, first, keys.ends[g]);
+            distances.add(tile, weights, queries.row(slot), keys, first, keys.ends[g]);
           }
         }
       }
     }
-    const std::int64_t entry = entry_of(head, p.heads, p.queries.places, tile.place);
+    const std::int64_t entry = entry_of(head, p.heads, p.queries.slots, tile.slot);
 #pragma unroll
     for (int c = 0; c < kColumns / kTeam; ++c) {
       const int d = tile.member + c * kTeam;
-      if (tile.place < tile.end && d < D) p.d_q_places[entry * D + d] = d_q[c] * p.scale;
+      if (tile.slot < tile.end && d < D) p.d_q_slots[entry * D + d] = d_q[c] * p.scale;
     }
     if constexpr (!kRelative) return;  // parts: all tiles
-    distances.finish_tile(tile, q, table.data, p.d_q_places + entry * D);
+    distances.finish_tile(tile, q, table.data, p.d_q_slots + entry * D);
   }
 }
 
@@ -253,7 +253,7 @@ __global__ void __launch_bounds__(kThreads, backward_blocks(kColumns, kRelative)
   for (int g = keys.segment_of(tile.first, p.segments);
        g < p.segments && keys.first_of(g) < tile.end; ++g) {
     if (keys.first_of(g) == keys.ends[g]) continue;  // no key of the tile
-    const bool is_member = tile.place >= keys.first_of(g) && tile.place < keys.ends[g];
+    const bool is_member = tile.slot >= keys.first_of(g) && tile.slot < keys.ends[g];
     for (int of_group = 0; of_group < group; ++of_group) {
       const GpuHead head{of_keys.b, of_keys.h * group + of_group};
       const HeadTable table(p, head);
@@ -267,12 +267,12 @@ __global__ void __launch_bounds__(kThreads, backward_blocks(kColumns, kRelative)
           const int i = tile.member + n * kTeam;
           weights[i] = gradients[i] = 0;
           if (!is_member || first + i >= queries.ends[g] ||
-              !sees(p, queries, first + i, keys, tile.place, g)) {
+              !sees(p, queries, first + i, keys, tile.slot, g)) {
             continue;
           }
           const QueryStatistics query(p, head, queries, first + i);
           const float* a =
-              kRelative ? table.row(queries.row(first + i), keys.row(tile.place)) : nullptr;
+              kRelative ? table.row(queries.row(first + i), keys.row(tile.slot)) : nullptr;
           const Gradient pair(q.row(i), k.row(tile.local), a, d_out.row(i), v.row(tile.local),
                               query.M, query.inverse_Z, query.delta, p);
           weights[i] = pair.p;
@@ -289,14 +289,14 @@ __global__ void __launch_bounds__(kThreads, backward_blocks(kColumns, kRelative)
       }
     }
   }
-  if (tile.place >= tile.end) return;
-  const std::int64_t entry = entry_of(of_keys, p.key_heads, p.keys.places, tile.place);
+  if (tile.slot >= tile.end) return;
+  const std::int64_t entry = entry_of(of_keys, p.key_heads, p.keys.slots, tile.slot);
 #pragma unroll
   for (int c = 0; c < kColumns / kTeam; ++c) {
     const int d = tile.member + c * kTeam;
     if (d >= D) break;
-    p.d_k_places[entry * D + d] = d_k[c] * p.scale;
-    p.d_v_places[entry * D + d] = d_v[c];
+    p.d_k_slots[entry * D + d] = d_k[c] * p.scale;
+    p.d_v_slots[entry * D + d] = d_v[c];
   }
 }
 
@@ -332,7 +332,7 @@ void with_shape(const GatheredParams& p, Function f) {
   const auto with_columns = [&]<typename T, bool kRelative>() {
     if (p.head_dim <= 64) return f.template operator()<T, 64, kRelative>();
     if (p.head_dim <= 128) return f.template operator()<T, 128, kRelative>();
-    f.template operator()<T, GatheredParams::kMostHeadDim, kRelative>();
+    f.template operator()<T, GatheredParams::kMaxHeadDim, kRelative>();
   };
   const auto with_type = [&]<typename T>() {
     if (p.relative.table != nullptr) return with_columns.template operator()<T, true>();
@@ -373,12 +373,12 @@ void launch_gathered_attention_backward(const GatheredParams& params, cudaStream
       launch_blocks(&key_gradients_kernel<T, kColumns, kRelative>, p, p.key_heads, tiles_of(p.keys),
                     shared_bytes(p.head_dim, 4, 2), stream);
     }
-    launch_rows(&add_kernel<T>, p, p.heads, p.queries.rows, stream, p.heads, p.queries,
-                p.d_q_places, p.d_q);
+    launch_rows(&add_kernel<T>, p, p.heads, p.queries.rows, stream, p.heads, p.queries, p.d_q_slots,
+                p.d_q);
     launch_rows(&add_kernel<T>, p, p.key_heads, p.keys.rows, stream, p.key_heads, p.keys,
-                p.d_k_places, p.d_k);
+                p.d_k_slots, p.d_k);
     launch_rows(&add_kernel<T>, p, p.key_heads, p.keys.rows, stream, p.key_heads, p.keys,
-                p.d_v_places, p.d_v);
+                p.d_v_slots, p.d_v);
   });
 }
 

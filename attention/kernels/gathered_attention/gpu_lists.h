@@ -1,4 +1,4 @@
-// The lists of places that the GPU kernels of attention over gathered rows read. For both g++ and
+// The lists of slots that the GPU kernels of attention over gathered rows read. For both g++ and
 // nvcc.
 #pragma once
 
@@ -28,26 +28,26 @@ struct GpuHeadLists {
   const GatheredListsParams& lists;
   GpuHead head;
   const std::int32_t *row_of, *ends, *order, *starts;
-  int used;  // places
+  int used;  // slots
 
   BIRKHOFF_DEVICE GpuHeadLists(const GatheredListsParams& new_lists, GpuHead new_head, int segments)
       : lists(new_lists), head(new_head) {
     const std::int64_t number =
         std::int64_t{lists.batch == 1 ? 0 : head.b} * lists.heads + (lists.heads == 1 ? 0 : head.h);
-    row_of = lists.row_of + number * lists.places;
+    row_of = lists.row_of + number * lists.slots;
     ends = lists.ends + number * segments;
-    order = lists.order + number * lists.places;
+    order = lists.order + number * lists.slots;
     starts = lists.starts + number * (lists.rows + 1);
     used = segments == 0 ? 0 : ends[segments - 1];
   }
   BIRKHOFF_DEVICE int first_of(int segment) const { return segment == 0 ? 0 : ends[segment - 1]; }
-  BIRKHOFF_DEVICE int row(int place) const { return row_of[place]; }
-  // The segment of a used place: the first that ends after it.
-  BIRKHOFF_DEVICE int segment_of(int place, int segments) const {
+  BIRKHOFF_DEVICE int row(int slot) const { return row_of[slot]; }
+  // The segment of a used slot: the first that ends after it.
+  BIRKHOFF_DEVICE int segment_of(int slot, int segments) const {
     int first = 0;
     for (int last = segments - 1; first < last;) {
       const int middle = (first + last) / 2;
-      if (ends[middle] > place) {
+      if (ends[middle] > slot) {
         last = middle;
       } else {
         first = middle + 1;
@@ -56,31 +56,31 @@ struct GpuHeadLists {
     return first;
   }
   // p of DistanceBand.
-  BIRKHOFF_DEVICE std::int64_t p_of(bool by_rank, int segment, int place) const {
-    if (by_rank) return place - first_of(segment);
-    const int at = row(place);
+  BIRKHOFF_DEVICE std::int64_t p_of(bool by_rank, int segment, int slot) const {
+    if (by_rank) return slot - first_of(segment);
+    const int at = row(slot);
     return lists.positions == nullptr ? at
                                       : lists.positions[head.b * lists.position_strides[0] +
                                                         head.h * lists.position_strides[1] + at];
   }
 };
 
-// The query at a place, among the statistics of queries; of a mean, the place.
+// The query at a slot, among the statistics of queries; of a mean, the slot.
 BIRKHOFF_DEVICE std::int64_t statistics_of(const GatheredParams& p, GpuHead head,
-                                           const GpuHeadLists& queries, int place) {
-  return p.mean ? entry_of(head, p.heads, p.queries.places, place)
-                : entry_of(head, p.heads, p.queries.rows, queries.row(place));
+                                           const GpuHeadLists& queries, int slot) {
+  return p.mean ? entry_of(head, p.heads, p.queries.slots, slot)
+                : entry_of(head, p.heads, p.queries.rows, queries.row(slot));
 }
 BIRKHOFF_DEVICE const float* maxima_of(const GatheredParams& p) {
-  return p.mean ? p.place_max : p.max;
+  return p.mean ? p.slot_max : p.max;
 }
 
-// M, 1 / Z and delta of the query at a place; of a mean, of the place.
+// M, 1 / Z and delta of the query at a slot; of a mean, of the slot.
 struct QueryStatistics {
   float M, inverse_Z, delta;
   BIRKHOFF_DEVICE QueryStatistics(const GatheredParams& p, GpuHead head,
-                                  const GpuHeadLists& queries, int place) {
-    const std::int64_t at = statistics_of(p, head, queries, place);
+                                  const GpuHeadLists& queries, int slot) {
+    const std::int64_t at = statistics_of(p, head, queries, slot);
     M = maxima_of(p)[at];
     inverse_Z = p.inverse[at];
     delta = p.delta[at];

@@ -1,6 +1,6 @@
 // Arguments of the GPU kernels of attention over gathered rows. See
 // attention/kernels/gathered_attention/gpu_gathered.cu. Legend: B batch, H heads of queries, L
-// queries, D head dim, P places of the list of queries, R rows of a table.
+// queries, D head dim, P slots of the list of queries, R rows of a table.
 #pragma once
 
 #include <cstdint>
@@ -14,7 +14,7 @@ namespace birkhoff {
 // RowLists (gathered_attention.h) for the key heads of `batch` samples; batch or heads is 1 if all
 // share a list.
 struct GatheredListsParams {
-  int batch, heads, places, rows;
+  int batch, heads, slots, rows;
   const std::int32_t *row_of, *ends, *order, *starts;
   const std::int32_t* positions;     // [B or 1, H or 1, rows]; null: the rows
   std::int64_t position_strides[2];  // from one sample, and one head, to the next
@@ -34,11 +34,11 @@ struct RelativeKeysParams {
 };
 
 struct GatheredParams {
-  static constexpr int kMostHeadDim = 256;
-  static constexpr int kTile = 32;  // places that a block owns at a time, without tensor cores
+  static constexpr int kMaxHeadDim = 256;
+  static constexpr int kTile = 32;  // slots that a block owns at a time, without tensor cores
 
   KernelDtype dtype;  // of all rows: kFloat, kBFloat16 or kHalf
-  // Whether the kernels for tensor cores compute the places: 16-bit elements, D a multiple of 8, no
+  // Whether the kernels for tensor cores compute the slots: 16-bit elements, D a multiple of 8, no
   // table, rows of q, k, v and d_out aligned to 16 bytes.
   bool tensor_cores;
   int batch, heads, key_heads, segments, head_dim;
@@ -47,22 +47,22 @@ struct GatheredParams {
   bool by_rank;  // DistanceBand
   std::int64_t least, most;
   const std::int64_t* key_lengths;  // [B]; null: no padding
-  bool mean;                        // PlaceMerge::kMean
+  bool mean;                        // SlotMerge::kMean
   const float* sink;                // [H], with a mean only; null: none
   RelativeKeysParams relative;
   GatheredRowsParams q, k, v, out;
-  float *max, *sum;  // [B, H, L]; of a mean 0 and the number of places that see a key
+  float *max, *sum;  // [B, H, L]; of a mean 0 and the number of slots that see a key
 
   // Scratch of the forward pass; with a mean the backward pass reads it.
-  float *place_out, *place_max, *place_sum;  // [B, H, P, D] and [B, H, P]
+  float *slot_out, *slot_max, *slot_sum;  // [B, H, P, D] and [B, H, P]
 
   // Backward.
   GatheredRowsParams d_out, d_q, d_k, d_v;
-  const float* d_sum;                           // [B, H, L]; null: 0
-  float *delta, *inverse;                       // scratch [B, H, L]; of a mean [B, H, P]
-  float *d_q_places, *d_k_places, *d_v_places;  // scratch [B, H, P, D]; of the places of keys
-  float* d_sink;                                // [B, H, L], each query's term; with a sink
-  int parts;                                    // blocks that share the queries of a head
+  const float* d_sum;                        // [B, H, L]; null: 0
+  float *delta, *inverse;                    // scratch [B, H, L]; of a mean [B, H, P]
+  float *d_q_slots, *d_k_slots, *d_v_slots;  // scratch [B, H, P, D]; of the slots of keys
+  float* d_sink;                             // [B, H, L], each query's term; with a sink
+  int parts;                                 // blocks that share the queries of a head
   // With a table, each of these blocks' term of its gradient, without `scale`, and their scratch:
   // [B, parts, H, R, D] and [B, parts, H, kTile, R].
   float *d_table, *distance_sums;
@@ -71,7 +71,7 @@ struct GatheredParams {
 // Asynchronous on `stream`.
 void launch_gathered_attention(const GatheredParams& params, CUstream_st* stream);
 void launch_gathered_attention_backward(const GatheredParams& params, CUstream_st* stream);
-// The part for tensor cores: only results of places.
+// The part for tensor cores: only results of slots.
 void launch_gathered_tiles(const GatheredParams& params, CUstream_st* stream);
 void launch_gathered_tiles_backward(const GatheredParams& params, CUstream_st* stream);
 

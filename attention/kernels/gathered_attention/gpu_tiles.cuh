@@ -1,4 +1,4 @@
-// The tiles of places and of rows that the kernels of gpu_gathered.cu read. For that file and
+// The tiles of slots and of rows that the kernels of gpu_gathered.cu read. For that file and
 // gpu_distances.cuh only.
 #pragma once
 
@@ -14,8 +14,8 @@ namespace {
 
 constexpr int kThreads = 256, kWarp = 32, kWarps = kThreads / kWarp;
 constexpr int kTile = GatheredParams::kTile;
-constexpr int kTeam = kThreads / kTile;  // threads that own a place
-constexpr int kPairs = kTile / kTeam;    // of a thread's place with the places of the other tile
+constexpr int kTeam = kThreads / kTile;  // threads that own a slot
+constexpr int kPairs = kTile / kTeam;    // of a thread's slot with the slots of the other tile
 
 __device__ inline float team_max(float x) {
 #pragma unroll
@@ -46,7 +46,7 @@ struct RowTile {
   int pitch;
 
   __device__ float* row(int i) const { return data + i * pitch; }
-  // The rows of places [first, end), as far as they fit; zeros after them. All threads call it.
+  // The rows of slots [first, end), as far as they fit; zeros after them. All threads call it.
   template <typename T>
   __device__ void load(const GatheredRowsParams& x, GpuHead head, const GpuHeadLists& lists,
                        int first, int end, int head_dim) const {
@@ -79,7 +79,7 @@ __device__ inline float weighted_sum(const float* weights, const RowTile& rows, 
 }
 
 inline __host__ __device__ int tiles_of(const GatheredListsParams& lists) {
-  return (lists.places + kTile - 1) / kTile;
+  return (lists.slots + kTile - 1) / kTile;
 }
 
 // The head of `heads` that a block works on, if `blocks` share one, and the block's index among
@@ -95,17 +95,17 @@ struct BlockHead {
   }
 };
 
-// The places of a list that a block owns, kTile of them, and the one that its thread owns.
+// The slots of a list that a block owns, kTile of them, and the one that its thread owns.
 struct Tile {
-  int first, end;     // of the block's places; none are used if first >= end
-  int place, member;  // of the thread; its number in the place's team
-  int local;          // place - first
+  int first, end;    // of the block's slots; none are used if first >= end
+  int slot, member;  // of the thread; its number in the slot's team
+  int local;         // slot - first
 
   __device__ Tile(const GpuHeadLists& lists, int number) {
     first = number * kTile;
     end = min(first + kTile, lists.used);
     local = static_cast<int>(threadIdx.x) / kTeam;
-    place = first + local;
+    slot = first + local;
     member = static_cast<int>(threadIdx.x) % kTeam;
   }
 };

@@ -1,5 +1,5 @@
 // The tensors of one call of fused attention over gathered rows. Legend: B batch, H heads, L
-// queries, P places of a list, D head dim.
+// queries, P slots of a list, D head dim.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -8,15 +8,15 @@
 
 namespace birkhoff {
 
-// The softmax of each single place, for the backward pass: out, and maximum and inverse sum (on a
+// The softmax of each single slot, for the backward pass: out, and maximum and inverse sum (on a
 // GPU the sum), in the dtype of sums. Undefined where the backward pass does not need them.
-struct PlaceResults {
+struct SlotResults {
   at::Tensor out_BHPD, softmax_2BHP;
 };
 
 struct GatheredResults {
   AttentionPart part;
-  PlaceResults places;
+  SlotResults slots;
 };
 
 struct GatheredGradients {

@@ -20,17 +20,17 @@ PaddedSegments::PaddedSegments(const RowLists& lists, std::int64_t B, std::int64
                                    ? lists.rows_BHP.size(2)
                                    : (ends_BHG - starts_BHG).max().item<std::int64_t>();
   const at::Tensor rank_M = at::arange(std::max<std::int64_t>(longest, 1), ends_BHG.options());
-  place_BHGM = starts_BHG.unsqueeze(3) + rank_M;
-  exists_BHGM = place_BHGM < ends_BHG.unsqueeze(3);
-  place_BHGM = place_BHGM.masked_fill(exists_BHGM.logical_not(), 0);
+  slot_BHGM = starts_BHG.unsqueeze(3) + rank_M;
+  exists_BHGM = slot_BHGM < ends_BHG.unsqueeze(3);
+  slot_BHGM = slot_BHGM.masked_fill(exists_BHGM.logical_not(), 0);
   const at::Tensor rows_BHP = at::constant_pad_nd(lists.rows_BHP.to(at::kLong), {0, 1});
-  rows_BHGM = rows_BHP.gather(2, place_BHGM.flatten(2))
-                  .view_as(place_BHGM)
+  rows_BHGM = rows_BHP.gather(2, slot_BHGM.flatten(2))
+                  .view_as(slot_BHGM)
                   .masked_fill(exists_BHGM.logical_not(), 0);
   std::vector<std::int64_t> sizes = rows_BHGM.sizes().vec();
   sizes[0] = B;
   sizes[1] = H;
-  for (at::Tensor* each : {&rows_BHGM, &place_BHGM, &exists_BHGM}) *each = each->expand(sizes);
+  for (at::Tensor* each : {&rows_BHGM, &slot_BHGM, &exists_BHGM}) *each = each->expand(sizes);
 }
 
 at::Tensor PaddedSegments::gather(const at::Tensor& x_BHLD) const {
@@ -85,8 +85,8 @@ GatheredAttention with_keys_of_queries(GatheredAttention in) {
   return in;
 }
 
-AttentionPart mean_of_places(const PaddedSegments& queries, const at::Tensor& out_BHPD,
-                             const at::Tensor& sees_BHP, const at::Tensor& q_BHLD) {
+AttentionPart mean_of_slots(const PaddedSegments& queries, const at::Tensor& out_BHPD,
+                            const at::Tensor& sees_BHP, const at::Tensor& q_BHLD) {
   const std::int64_t B = q_BHLD.size(0), H = q_BHLD.size(1), L = q_BHLD.size(2), D = q_BHLD.size(3);
   const at::Tensor row_BHP = queries.rows_or(L);
   const at::Tensor count_BHL = at::zeros({B, H, L + 1}, out_BHPD.options())

@@ -1,6 +1,6 @@
 // The segments of lists as tensors, padded to the longest, for the paths that use LibTorch's
 // operations. Legend: B batch, H query heads, L queries, D head dim, G segments, M queries and N
-// keys of the longest segment, P = G M places.
+// keys of the longest segment, P = G M slots.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -14,7 +14,7 @@ namespace birkhoff {
 // The rows of each segment, padded to the longest, which counts as at least one row.
 struct PaddedSegments {
   at::Tensor rows_BHGM;    // int64; 0 in the padding
-  at::Tensor place_BHGM;   // int64: in the list; 0 in the padding
+  at::Tensor slot_BHGM;    // int64: in the list; 0 in the padding
   at::Tensor exists_BHGM;  // bool: not padding
 
   // Lists of B samples and H heads, or shared by them. Waits for a GPU.
@@ -24,7 +24,7 @@ struct PaddedSegments {
   at::Tensor gather(const at::Tensor& x_BHLD) const;
   // p of DistanceBand, broadcastable to [B, H, G, M].
   at::Tensor p_of(DistanceBand::Of of, const at::Tensor& positions_BHL) const;
-  // The row of each place [B, H, P]; `padding` in the padding.
+  // The row of each slot [B, H, P]; `padding` in the padding.
   at::Tensor rows_or(std::int64_t padding) const;
 };
 
@@ -35,9 +35,9 @@ at::Tensor visible_pairs(const GatheredAttention& in, const PaddedSegments& quer
 // The same call with a key head, and lists, for each query head.
 GatheredAttention with_keys_of_queries(GatheredAttention in);
 
-// PlaceMerge::kMean, from the outputs of places, in the dtype of sums, and whether each sees a key.
+// SlotMerge::kMean, from the outputs of slots, in the dtype of sums, and whether each sees a key.
 // `q` is the call's.
-AttentionPart mean_of_places(const PaddedSegments& queries, const at::Tensor& out_BHPD,
-                             const at::Tensor& sees_BHP, const at::Tensor& q_BHLD);
+AttentionPart mean_of_slots(const PaddedSegments& queries, const at::Tensor& out_BHPD,
+                            const at::Tensor& sees_BHP, const at::Tensor& q_BHLD);
 
 }  // namespace birkhoff

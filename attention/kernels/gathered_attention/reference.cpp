@@ -1,4 +1,4 @@
-// Legend: B batch, H heads, L queries, S keys, D head dim, G segments, P places of a list, M
+// Legend: B batch, H heads, L queries, S keys, D head dim, G segments, P slots of a list, M
 // queries and N keys of the longest segment.
 #include <ATen/ATen.h>
 #include <ATen/OpMathType.h>
@@ -22,17 +22,17 @@ at::Tensor drop(const GatheredAttention& in, const PaddedSegments& queries,
                 const at::Tensor& p_BHGMN) {
   if (!in.drops()) return p_BHGMN;
   const std::int64_t H = p_BHGMN.size(1), N = p_BHGMN.size(4),
-                     places = std::max<std::int64_t>(in.rows.queries.rows_BHP.size(2), 1);
-  const at::Tensor factors =  // [B, H, places, N]
-      philox_dropout_rows(in.dropout, *in.noise, NoisePurpose::kAttentionDropout, places * H, N,
+                     slots = std::max<std::int64_t>(in.rows.queries.rows_BHP.size(2), 1);
+  const at::Tensor factors =  // [B, H, slots, N]
+      philox_dropout_rows(in.dropout, *in.noise, NoisePurpose::kAttentionDropout, slots * H, N,
                           GatheredAttention::kNoiseRow)
-          .unflatten(1, {places, H})
+          .unflatten(1, {slots, H})
           .transpose(1, 2);
-  const at::Tensor place = queries.place_BHGM.flatten(2).unsqueeze(3).expand({-1, -1, -1, N});
-  return p_BHGMN * factors.gather(2, place).view_as(p_BHGMN);
+  const at::Tensor slot = queries.slot_BHGM.flatten(2).unsqueeze(3).expand({-1, -1, -1, N});
+  return p_BHGMN * factors.gather(2, slot).view_as(p_BHGMN);
 }
 
-// PlaceMerge::kMean, from the logits of each place. mix_values(p) returns the outputs of the places
+// SlotMerge::kMean, from the logits of each slot. mix_values(p) returns the outputs of the slots
 // [B, H, P, D].
 template <typename MixValues>
 AttentionPart mean_of_softmaxes(const GatheredAttention& in, const PaddedSegments& queries,
@@ -40,7 +40,7 @@ AttentionPart mean_of_softmaxes(const GatheredAttention& in, const PaddedSegment
   const at::Tensor visible_BHGMN = logits_BHGMN != -std::numeric_limits<double>::infinity();
   const at::Tensor sink = in.sink_H.defined() ? in.sink_H.view({1, -1, 1, 1, 1}) : in.sink_H;
   const at::Tensor p_BHGMN = masked_softmax(logits_BHGMN, visible_BHGMN, sink);
-  return mean_of_places(queries, mix_values(p_BHGMN), visible_BHGMN.any(4).flatten(2), in.q_BHLD);
+  return mean_of_slots(queries, mix_values(p_BHGMN), visible_BHGMN.any(4).flatten(2), in.q_BHLD);
 }
 
 }  // namespace
@@ -67,7 +67,7 @@ AttentionPart attend_gathered_reference(const GatheredAttention& given) {
           .masked_fill(visible_pairs(in, queries, keys).logical_not(), -kInfinity);
 
   const at::Tensor row_BHP = queries.rows_or(L);
-  const auto of_places = [&](const at::Tensor& x_BHL) {  // [B, H, G, M, 1]
+  const auto of_slots = [&](const at::Tensor& x_BHL) {  // [B, H, G, M, 1]
     return x_BHL.gather(2, row_BHP).view_as(queries.rows_BHGM).unsqueeze(4);
   };
   const auto mix_values = [&](const at::Tensor& all_BHGMN) {  // [B, H, P, D]
@@ -78,17 +78,17 @@ AttentionPart attend_gathered_reference(const GatheredAttention& given) {
     }
     return out_BHGMD.flatten(2, 3).to(sums.dtype());
   };
-  if (in.merge == PlaceMerge::kMean) {
+  if (in.merge == SlotMerge::kMean) {
     return mean_of_softmaxes(in, queries, logits_BHGMN, mix_values);
   }
   at::Tensor max_BHL =
       at::full({B, H, L + 1}, -kInfinity, sums)
           .scatter_reduce(2, row_BHP, logits_BHGMN.detach().amax(4).flatten(2), "amax");
   max_BHL = max_BHL.masked_fill(at::logical_or(max_BHL == -kInfinity, is_nan(max_BHL)), 0);
-  const at::Tensor e_BHGMN = (logits_BHGMN - of_places(max_BHL)).exp();
+  const at::Tensor e_BHGMN = (logits_BHGMN - of_slots(max_BHL)).exp();
   const at::Tensor sum_BHL =
       at::zeros({B, H, L + 1}, sums).scatter_add(2, row_BHP, e_BHGMN.sum(4).flatten(2));
-  const at::Tensor p_BHGMN = e_BHGMN / of_places(sum_BHL.masked_fill(sum_BHL == 0, 1));
+  const at::Tensor p_BHGMN = e_BHGMN / of_slots(sum_BHL.masked_fill(sum_BHL == 0, 1));
   const at::Tensor out_BHPD = mix_values(p_BHGMN);
   const at::Tensor out_BHLD =
       at::zeros({B, H, L + 1, D}, sums)

@@ -21,7 +21,7 @@ AttentionPart attend_gathered_sdpa(const GatheredAttention& given) {
                         one_head(additive_mask(visible_BHGMN, dtype)))
           .view({B, H, -1, in.q_BHLD.size(3)});
   const at::Tensor sees_BHP = visible_BHGMN.any(4).flatten(2);
-  return mean_of_places(
+  return mean_of_slots(
       queries,
       out_BHPD.masked_fill(sees_BHP.unsqueeze(3).logical_not(), 0).to(at::toOpMathType(dtype)),
       sees_BHP, in.q_BHLD);

@@ -28,7 +28,7 @@ KernelDtype rounded_dtype(at::ScalarType dtype) {
 struct BalanceOnGpu : torch::autograd::Function<BalanceOnGpu> {
   // The number of elements that the backward pass keeps in memory at one time (192 MiB: the
   // prefixes of 64 matrices of 256 blocks, 5 iterations). A single matrix may need more.
-  static constexpr std::int64_t kMostVectors = (192 << 20) / sizeof(float);
+  static constexpr std::int64_t kMaxVectors = (192 << 20) / sizeof(float);
 
   // Describes problems [.., R, C] to the kernels, without their memory.
   static BalanceParams sizes(const at::Tensor& scores, std::int64_t iterations, bool prefix,
@@ -105,7 +105,7 @@ struct BalanceOnGpu : torch::autograd::Function<BalanceOnGpu> {
     if (all == 0) return {d_scores, {}, {}, {}, {}};
     // Parts of equal size, so that each fills the device.
     const std::int64_t most =
-        std::max<std::int64_t>(1, kMostVectors / std::max<std::int64_t>(1, of_matrix));
+        std::max<std::int64_t>(1, kMaxVectors / std::max<std::int64_t>(1, of_matrix));
     const std::int64_t parts = (all + most - 1) / most, at_once = (all + parts - 1) / parts;
     const at::Tensor vectors = at::empty({at_once * of_matrix}, scores.options());
     const at::Tensor scratch = give_scratch(scores, at_once, problems);
@@ -131,11 +131,11 @@ std::string why_not_gpu_kernels(const at::Tensor& scores, std::int64_t iteration
                                 std::int64_t first_row) {
   if (std::string why = why_not_dtype(scores.scalar_type(), {at::kFloat}); !why.empty()) return why;
   if (const std::int64_t N = std::max(scores.size(-2), scores.size(-1));
-      N > BalanceParams::kMostBlocks) {
-    return fmt::format("there are {} blocks, more than {}", N, BalanceParams::kMostBlocks);
+      N > BalanceParams::kMaxBlocks) {
+    return fmt::format("there are {} blocks, more than {}", N, BalanceParams::kMaxBlocks);
   }
   const BalanceParams sizes = BalanceOnGpu::sizes(scores, iterations, prefix, first_row);
-  if (BalanceBackwardParams::vectors_per_matrix(sizes) > 2 * BalanceOnGpu::kMostVectors) {
+  if (BalanceBackwardParams::vectors_per_matrix(sizes) > 2 * BalanceOnGpu::kMaxVectors) {
     return fmt::format("the backward pass of {} takes too much memory",
                        counted(iterations, "iteration"));
   }

@@ -64,7 +64,7 @@ __global__ void __launch_bounds__(SmallMatrix<kSize>::kThreads, SmallMatrix<kSiz
 // The problem of a block.
 template <bool kShared>
 using LargeMatrix =
-    LogDomainProblem<BalanceParams::kMostBlocks / kWarp, kMatrixThreads / kWarp, kShared>;
+    LogDomainProblem<BalanceParams::kMaxBlocks / kWarp, kMatrixThreads / kWarp, kShared>;
 
 template <bool kShared>
 __global__ void __launch_bounds__(kMatrixThreads, 1) forward_kernel(const BalanceParams p) {
@@ -144,7 +144,7 @@ void with_large_matrix(const BalanceParams& p, Launch launch_kernel) {
 void launch_balance(const BalanceParams& params, cudaStream_t stream) {
   if (params.matrices == 0) return;
   if (params.prefix) {
-    const bool small = params.rows <= BalanceParams::kMostSmallRows;
+    const bool small = params.rows <= BalanceParams::kMaxSmallRows;
     return small ? small_prefix::launch_prefix_balance(params, stream)
                  : launch_prefix_balance(params, stream);
   }
@@ -164,7 +164,7 @@ void launch_balance_backward(const BalanceBackwardParams& params, cudaStream_t s
   const std::int64_t entries = problems.matrices * problems.rows * problems.columns;
   if (entries == 0) return;
   if (problems.prefix) {
-    const bool small = problems.rows <= BalanceParams::kMostSmallRows;
+    const bool small = problems.rows <= BalanceParams::kMaxSmallRows;
     return small ? small_prefix::launch_prefix_balance_backward(params, stream)
                  : launch_prefix_balance_backward(params, stream);
   }

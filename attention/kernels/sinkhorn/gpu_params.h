@@ -16,7 +16,7 @@ namespace birkhoff {
 // row u is the result.
 struct BalanceParams {
   std::int64_t matrices;
-  int rows, columns;  // at most kMostBlocks
+  int rows, columns;  // at most kMaxBlocks
   int iterations;
   bool prefix;
   int first_row;        // 0 without `prefix`
@@ -29,7 +29,7 @@ struct BalanceParams {
   KernelDtype rounded_dtype;  // kBFloat16 or kHalf
   float* scratch;             // scratch_per_matrix() elements for each matrix, aligned to 16 bytes
 
-  static constexpr int kMostBlocks = 256;
+  static constexpr int kMaxBlocks = 256;
   static constexpr int kTile = 32;  // side of a tile; each tile has its own limit (gpu_prefix.cu)
 
   // Rounds up to whole float4.
@@ -45,7 +45,7 @@ struct BalanceParams {
     return side * side;
   }
   // Prefixes of matrices of at most this many rows take the kernels of gpu_small_prefix.cu.
-  static constexpr int kMostSmallRows = 64;
+  static constexpr int kMaxSmallRows = 64;
 
   // 0 without `prefix`; otherwise the size of struct Scratch of gpu_prefix_panel.cuh, which is
   // larger than gpu_small_prefix_panel.cuh's.
@@ -71,7 +71,7 @@ struct BalanceBackwardParams {
   // Two row vectors and two column vectors for each iteration.
   BIRKHOFF_HOST_DEVICE static std::int64_t vectors_per_matrix(const BalanceParams& problems) {
     const int rows_and_columns =
-        problems.prefix && problems.rows > BalanceParams::kMostSmallRows
+        problems.prefix && problems.rows > BalanceParams::kMaxSmallRows
             ? 2 * (lengths_before(problems.rows) - lengths_before(problems.first_row))
             : problems.results *
                   (BalanceParams::padded(problems.rows) + BalanceParams::padded(problems.columns));
@@ -82,7 +82,7 @@ struct BalanceBackwardParams {
 // Asynchronous on `stream`.
 void launch_balance(const BalanceParams& params, CUstream_st* stream);
 void launch_balance_backward(const BalanceBackwardParams& params, CUstream_st* stream);
-// The same for the prefixes of at least one matrix, with more than kMostSmallRows rows or fewer.
+// The same for the prefixes of at least one matrix, with more than kMaxSmallRows rows or fewer.
 void launch_prefix_balance(const BalanceParams& params, CUstream_st* stream);
 void launch_prefix_balance_backward(const BalanceBackwardParams& params, CUstream_st* stream);
 namespace small_prefix {

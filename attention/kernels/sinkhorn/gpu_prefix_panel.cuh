@@ -12,7 +12,7 @@ namespace birkhoff {
 namespace {
 
 // As many threads as a matrix can have prefixes.
-constexpr int kThreads = BalanceParams::kMostBlocks, kWarps = kThreads / kWarp;
+constexpr int kThreads = BalanceParams::kMaxBlocks, kWarps = kThreads / kWarp;
 constexpr int kTile = BalanceParams::kTile;
 constexpr int kSubtiles = kTile / kSplitTile;  // along a side
 

@@ -11,7 +11,7 @@ namespace birkhoff::small_prefix {
 namespace {
 
 // As many threads as a matrix can have prefixes.
-constexpr int kThreads = BalanceParams::kMostBlocks, kWarps = kThreads / kWarp;
+constexpr int kThreads = BalanceParams::kMaxBlocks, kWarps = kThreads / kWarp;
 constexpr int kTile = BalanceParams::kTile;
 
 // A problem that has left the number range, solved by a block of the same size as all blocks here.

@@ -14,7 +14,7 @@
 namespace birkhoff {
 namespace {
 
-constexpr double kLeastShare = 1e-20;  // least share of a sorted key's weight on existing tokens
+constexpr double kMinShare = 1e-20;  // least share of a sorted key's weight on existing tokens
 
 // The sorted blocks that each block's queries attend to.
 struct SortedKeys {
@@ -63,7 +63,7 @@ BlockMixes mix(const SortedBlocks& sorted, const std::vector<at::Tensor>& x_BHNb
 bool reads_sources(const SortedBlocks& in, const at::Tensor& k_BHNbD, Path limit) {
   return in.sources_BHNm.defined() && in.sources_BHNm.size(3) == 1 && limit == Path::kFused &&
          in.combine != Combine::kAddLogits && kernel_device(k_BHNbD) == KernelDevice::kCpu &&
-         has_tile_type(k_BHNbD.scalar_type()) && k_BHNbD.size(4) <= kMostTileHeadDim;
+         has_tile_type(k_BHNbD.scalar_type()) && k_BHNbD.size(4) <= kMaxTileHeadDim;
 }
 
 // v_BHNbD may be k_BHNbD itself; then the sorted ones are the same tensor, too.
@@ -113,10 +113,10 @@ SortedKeys sort_keys(const Blocks& blocks, const SortedBlocks& in, const at::Ten
     const at::Tensor total_BHN1 = weights_BHNN.sum(3, /*keepdim=*/true);
     const at::Tensor share_BHNb =
         at::matmul(weights_BHNN, valid_B1Nb) / total_BHN1.masked_fill(total_BHN1 == 0, 1);
-    const at::Tensor hidden_BHNb = share_BHNb <= kLeastShare;  // a NaN share stays visible
+    const at::Tensor hidden_BHNb = share_BHNb <= kMinShare;  // a NaN share stays visible
     sorted.mask_BHNbb = and_defined(sorted.mask_BHNbb, hidden_BHNb.logical_not().unsqueeze(3));
     if (sorted.chosen_BHN.defined()) return sorted;  // a single source's share is 0 or 1
-    const at::Tensor divisor_BHNb = share_BHNb.clamp_min(kLeastShare);
+    const at::Tensor divisor_BHNb = share_BHNb.clamp_min(kMinShare);
     const at::Tensor divisor = divisor_BHNb.unsqueeze(4).to(k_BHNbD.scalar_type());
     sorted.k_BHNbD = sorted.k_BHNbD / divisor;
     sorted.v_BHNbD = tied ? sorted.k_BHNbD : sorted.v_BHNbD / divisor;

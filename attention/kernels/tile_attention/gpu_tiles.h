@@ -34,7 +34,7 @@ struct GpuTileShape {
 
   // Of a thread block on sm_80. The thread blocks of a multiprocessor share 164 KiB (sm_80) or 228
   // KiB (sm_90), of which each of them loses 1 KiB.
-  static constexpr int kMostBytes = 163 * 1024;
+  static constexpr int kMaxBytes = 163 * 1024;
 };
 
 // ---- Positions (PTX ISA, sections "Matrix Fragments for mma.m16n8k16" and "ldmatrix").

@@ -6,7 +6,7 @@
 
 #include "attention/kernels/block_attention/block_attention.h"
 #include "attention/key_value_cache.h"
-#include "configs/attention.pb.h"
+#include "configs/schema/attention.pb.h"
 
 namespace birkhoff {
 

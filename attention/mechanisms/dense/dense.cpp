@@ -9,7 +9,7 @@
 #include "attention/kernels/common/masked_softmax.h"
 #include "attention/key_value_cache.h"
 #include "cluster/base/error.h"
-#include "configs/attention.pb.h"
+#include "configs/schema/attention.pb.h"
 
 namespace birkhoff {
 namespace {
@@ -129,7 +129,7 @@ at::Tensor DenseAttention::fused(const AttentionInput& in) const {
 MechanismTraits DenseAttention::traits() const {
   return {.causal = shape_.causal,
           .exact_in_decoding = shape_.causal,
-          .crosses = !shape_.causal,
+          .supports_cross_attention = !shape_.causal,
           .convex = terms_.is_convex(),
           .quadratic = true};
 }

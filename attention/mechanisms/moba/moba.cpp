@@ -10,7 +10,7 @@
 #include "attention/kernels/common/grouped_queries.h"
 #include "attention/key_value_cache.h"
 #include "cluster/base/error.h"
-#include "configs/attention.pb.h"
+#include "configs/schema/attention.pb.h"
 
 namespace birkhoff {
 namespace {
@@ -38,21 +38,22 @@ MixtureOfBlockAttention::MixtureOfBlockAttention(const configs::MixtureOfBlockAt
 
 AttentionOutput MixtureOfBlockAttention::attend(const AttentionInput& in, Path limit) const {
   require(in.q_BHLD.size(2) == in.k_BHSD.size(2), "MoBA needs as many keys as queries");
-  const BlockChoice choice{.q_BHLD = group_means(in.q_BHLD.detach(), in.k_BHSD.size(1)),
-                           .k_BHLD = in.k_BHSD,
-                           .documents = {in.segments_q_BL, in.key_lengths_B, in.q_BHLD},
-                           .block = block_,
-                           .others = others_,
-                           .causal = shape_.causal};
-  const GatheredAttention attention{.q_BHLD = in.q_BHLD,
-                                    .k_BHSD = in.k_BHSD,
-                                    .v_BHSD = in.v_BHSD,
-                                    .rows = lists_of_blocks(choice, choose_blocks(choice, limit)),
-                                    .key_lengths_B = in.key_lengths_B,
-                                    .relative = terms_.relative(in.q_BHLD),
-                                    .sink_H = terms_.sink(in.q_BHLD),
-                                    .dropout = dropout_,
-                                    .noise = in.noise};
+  const BlockTopK choice{.q_BHLD = group_means(in.q_BHLD.detach(), in.k_BHSD.size(1)),
+                         .k_BHLD = in.k_BHSD,
+                         .documents = {in.segments_q_BL, in.key_lengths_B, in.q_BHLD},
+                         .block = block_,
+                         .others = others_,
+                         .causal = shape_.causal};
+  const GatheredAttention attention{
+      .q_BHLD = in.q_BHLD,
+      .k_BHSD = in.k_BHSD,
+      .v_BHSD = in.v_BHSD,
+      .rows = lists_of_blocks(choice, select_top_blocks(choice, limit)),
+      .key_lengths_B = in.key_lengths_B,
+      .relative = terms_.relative(in.q_BHLD),
+      .sink_H = terms_.sink(in.q_BHLD),
+      .dropout = dropout_,
+      .noise = in.noise};
   return {attend_gathered(attention, limit).out_BHLD, {}};
 }
 
@@ -118,7 +119,7 @@ at::Tensor MixtureOfBlockAttention::decode_step(DecodeState& state,
   const at::Tensor token_BH1W = token_BHW.unsqueeze(2);
   return terms_.attend_listed(in.q_BHLD, k_BHSD, v_BHSD, token_BH1W,
                               at::ones_like(token_BH1W, at::kBool), size - 1,
-                              PlaceMerge::kOneSoftmax);
+                              SlotMerge::kOneSoftmax);
 }
 
 }  // namespace birkhoff

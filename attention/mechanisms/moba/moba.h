@@ -6,7 +6,7 @@
 // With grouped queries, choices belong to key heads: the mean of a group's queries chooses.
 #pragma once
 
-#include "attention/kernels/block_choice/block_choice.h"
+#include "attention/kernels/block_top_k/block_top_k.h"
 #include "attention/logit_terms.h"
 #include "attention/mechanism.h"
 

@@ -10,7 +10,7 @@ namespace birkhoff {
 namespace {
 
 // Clusters of a head whose counts are described one by one.
-constexpr std::int64_t kMostListed = 16;
+constexpr std::int64_t kMaxListed = 16;
 
 at::Tensor norms(const at::Tensor& x) {
   return at::linalg_vector_norm(x, 2, at::IntArrayRef({-1}), /*keepdim=*/true);
@@ -93,9 +93,9 @@ std::string Centroids::describe(const at::Tensor& value_HKV) {
         "  head {}: moving averages of the rows in a step {} (they start at 1); {} of {} clusters "
         "had none in the last step; the largest has {:.1f} % of the rows",
         h,
-        K <= kMostListed ? fmt::format("{:.4g}", fmt::join(counts, counts + K, ", "))
-                         : fmt::format("{:.4g} to {:.4g}, median {:.4g}", number(count_K.min()),
-                                       number(count_K.max()), number(count_K.median())),
+        K <= kMaxListed ? fmt::format("{:.4g}", fmt::join(counts, counts + K, ", "))
+                        : fmt::format("{:.4g} to {:.4g}, median {:.4g}", number(count_K.min()),
+                                      number(count_K.max()), number(count_K.median())),
         idle_K.gt(0).sum().item<std::int64_t>(), K,
         100 * number(count_K.max()) / number(count_K.sum()));
     if (K > 1) {

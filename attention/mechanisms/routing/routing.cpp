@@ -25,12 +25,12 @@ std::int64_t window_of(const RoutingConfig& config, const MechanismShape& shape)
       1, (shape.sequence_length + config.clusters() - 1) / config.clusters());
 }
 
-// Lists count places in 32 bits.
-void check_places(const RoutingConfig& config, std::int64_t window) {
+// Lists count slots in 32 bits.
+void check_slots(const RoutingConfig& config, std::int64_t window) {
   const std::int64_t most = std::numeric_limits<std::int32_t>::max();
   if (config.clusters() * window > most) {
     fail(ExitCode::kConfig,
-         "routing: clusters: {} of up to {} tokens are {} places, above {}; lower clusters or "
+         "routing: clusters: {} of up to {} tokens are {} slots, above {}; lower clusters or "
          "window",
          config.clusters(), window, config.clusters() * window, most);
   }
@@ -75,7 +75,7 @@ RoutingAttention::RoutingAttention(const RoutingConfig& config, const MechanismS
                   .reseed_after = config.reseed_after()},
                  shape.heads_of_keys(), shape.head_dim, prefix, parameters),
       terms_(terms) {
-  check_places(config, window_);
+  check_slots(config, window_);
 }
 
 RoutingConfig::CausalSelection RoutingAttention::selection() const {

@@ -34,7 +34,7 @@
 #include "attention/logit_terms.h"
 #include "attention/mechanism.h"
 #include "attention/mechanisms/routing/centroids.h"
-#include "configs/attention.pb.h"
+#include "configs/schema/attention.pb.h"
 
 namespace birkhoff {
 
@@ -54,9 +54,9 @@ class RoutingAttention : public Mechanism {
  private:
   // The assignment of tokens to clusters; encoders have full_topw.
   configs::RoutingAttention::CausalSelection selection() const;
-  PlaceMerge merge() const {
-    return config_.overlap() == configs::RoutingAttention::mean ? PlaceMerge::kMean
-                                                                : PlaceMerge::kOneSoftmax;
+  SlotMerge merge() const {
+    return config_.overlap() == configs::RoutingAttention::mean ? SlotMerge::kMean
+                                                                : SlotMerge::kOneSoftmax;
   }
   // The attention of an input to its clusters. `documents` are the input's.
   ClusterAttention problem(const AttentionInput& in, const Documents& documents) const;

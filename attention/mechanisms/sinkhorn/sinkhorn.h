@@ -29,7 +29,7 @@
 #include "attention/logit_terms.h"
 #include "attention/mechanism.h"
 #include "attention/mechanisms/sinkhorn/sort_net.h"
-#include "configs/attention.pb.h"
+#include "configs/schema/attention.pb.h"
 
 namespace birkhoff {
 

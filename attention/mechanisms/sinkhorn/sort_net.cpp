@@ -7,7 +7,7 @@
 
 #include "attention/kernels/block_pool/block_pool.h"
 #include "cluster/base/error.h"
-#include "configs/attention.pb.h"
+#include "configs/schema/attention.pb.h"
 
 namespace birkhoff {
 namespace {

@@ -7,7 +7,7 @@
 
 #include "attention/kernels/block_attention/block_attention.h"
 #include "attention/key_value_cache.h"
-#include "configs/attention.pb.h"
+#include "configs/schema/attention.pb.h"
 
 namespace birkhoff {
 namespace {
@@ -16,9 +16,9 @@ namespace {
 // numbering of dropout's noise. It is a kernel's tile, 64 tokens, as long as a window has few
 // blocks, because GPU kernels accept a limited number.
 std::int64_t block_length(std::int64_t width, std::int64_t num_tokens) {
-  constexpr std::int64_t kTile = 64, kMostBlocks = 7;
+  constexpr std::int64_t kTile = 64, kMaxBlocks = 7;
   const std::int64_t tiles =
-      (std::min(width, num_tokens) + kMostBlocks * kTile - 1) / (kMostBlocks * kTile);
+      (std::min(width, num_tokens) + kMaxBlocks * kTile - 1) / (kMaxBlocks * kTile);
   return std::clamp<std::int64_t>(num_tokens, 1, tiles * kTile);
 }
 

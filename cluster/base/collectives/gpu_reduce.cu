@@ -19,7 +19,7 @@ namespace {
 
 constexpr int kThreads = 256;
 // Enough for 2,048 threads on each of 132 multiprocessors, four times over.
-constexpr std::int64_t kMostBlocks = 4224;
+constexpr std::int64_t kMaxBlocks = 4224;
 
 __device__ inline double widen(double x) { return x; }
 __device__ inline float widen(float x) { return x; }
@@ -59,7 +59,7 @@ __global__ void __launch_bounds__(kThreads)
 
 template <ReduceOp op, typename T>
 void launch_typed(const ReduceParams& p, cudaStream_t stream) {
-  const std::int64_t blocks = std::min((p.count + kThreads - 1) / kThreads, kMostBlocks);
+  const std::int64_t blocks = std::min((p.count + kThreads - 1) / kThreads, kMaxBlocks);
   launch({.grid = dim3(static_cast<unsigned>(blocks)), .block = dim3(kThreads), .stream = stream},
          reduce_kernel<op, T>, static_cast<const T*>(p.inputs), static_cast<T*>(p.output),
          p.num_inputs, p.count);

@@ -23,7 +23,7 @@ namespace {
 namespace fs = std::filesystem;
 using Clock = std::chrono::steady_clock;
 
-constexpr std::int64_t kMostRecordBytes = 4096;
+constexpr std::int64_t kMaxRecordBytes = 4096;
 
 // The scope of a process id: one boot of one machine, one namespace. Machines may have the same
 // name, and their first namespaces have the same number.
@@ -101,7 +101,7 @@ std::optional<Record> newest_holder(const fs::path& folder) {
   const auto& [number, path] = *holders.rbegin();
   std::string text;
   try {
-    text = read_file(path, kMostRecordBytes);
+    text = read_file(path, kMaxRecordBytes);
   } catch (const Error&) {
     if (path_exists(path)) throw;
     return newest_holder(folder);  // a newer one has just removed it

@@ -19,7 +19,7 @@ namespace {
 
 constexpr int kThreads = 256;
 // Enough for 2,048 threads on each of 132 multiprocessors, four times over.
-constexpr std::int64_t kMostBlocks = 4224;
+constexpr std::int64_t kMaxBlocks = 4224;
 
 __global__ void __launch_bounds__(kThreads) philox_kernel(const PhiloxParams p) {
   __shared__ std::uint64_t key;
@@ -55,7 +55,7 @@ __global__ void __launch_bounds__(kThreads) philox_kernel(const PhiloxParams p) 
 void launch_philox(const PhiloxParams& params, cudaStream_t stream) {
   const std::int64_t quads = params.rows * ((params.inner + 3) / 4);
   if (quads == 0) return;
-  const std::int64_t blocks = std::min((quads + kThreads - 1) / kThreads, kMostBlocks);
+  const std::int64_t blocks = std::min((quads + kThreads - 1) / kThreads, kMaxBlocks);
   launch({.grid = dim3(static_cast<unsigned>(blocks)), .block = dim3(kThreads), .stream = stream},
          philox_kernel, params);
 }

@@ -47,9 +47,9 @@ class GpuThread {
   struct Operands {
     std::uint32_t a[4], b[2];
   };
-  static constexpr unsigned kMostThreads = 1024;
-  inline static Operands operands[2][kMostThreads];
-  inline static unsigned num_products[kMostThreads];
+  static constexpr unsigned kMaxThreads = 1024;
+  inline static Operands operands[2][kMaxThreads];
+  inline static unsigned num_products[kMaxThreads];
 
   static float half_of(std::uint32_t word, unsigned half) {
     return T(static_cast<std::uint16_t>(word >> 16 * half), T::from_bits());

@@ -1,0 +1,192 @@
+// Gradients of gpu_forward.h for each slot (gathered_attention/gpu_gathered.cu has the formulas),
+// with p recomputed from M and Z.
+//
+// GatheredTilesQueries: a thread block owns a tile of slots of queries of a head and computes
+// their d_q from the tiles of keys that they see.
+//
+// GatheredTilesKeys: a thread block owns a tile of slots of keys of a key head and computes d_k
+// and d_v from the tiles of queries that see them, each query head by query head, with the keys as
+// rows of p.
+//
+// A warp owns 16 slots and, for D > 128, half of the columns. Shared memory, for D = 64, 128 and
+// 256: 49, 97 and 129 KiB for queries, 51, 99 and 130 KiB for keys. Products are 16-bit with fp32
+// sums; p and ds are rounded to 16 bits between products; everything else is fp32. Each element has
+// one owner, which adds in a fixed order: the same bits each time.
+#pragma once
+
+#include "attention/kernels/gathered_attention/tiles/gpu_body.h"
+
+namespace birkhoff {
+
+template <typename Thread, int kHeadDim>
+class GatheredTilesQueries : GatheredTilesBody<Thread, kHeadDim> {
+  using Body = GatheredTilesBody<Thread, kHeadDim>;
+  using typename Body::Columns;
+  using Pairs = typename Body::template Pairs<kAtOnce / 8>;
+  using Shape = GatheredTilesShape<kHeadDim>;
+  using Body::first_row_;
+  using Body::kLog2E;
+  using Body::lane_;
+  using Body::p_;
+  using Body::thread_;
+
+ public:
+  using Body::Body;
+
+  // The number of thread blocks.
+  static std::int64_t num_tasks(const GatheredParams& p) {
+    return Body::num_tiles(p, p.queries, p.heads);
+  }
+
+  BIRKHOFF_DEVICE void run() {
+    int first;
+    const GpuHead head = this->head_of(p_.queries, p_.heads, first),
+                  of_keys = key_head(p_, head, p_.heads);
+    const GpuHeadLists queries(p_.queries, of_keys, p_.segments),
+        keys(p_.keys, of_keys, p_.segments);
+    if (first >= queries.used) return;
+    const int count = this->rows_from(queries, first);
+
+    this->load_rows(kQ, p_.q, head, queries, first, queries.used);
+    this->load_rows(kDOut, p_.d_out, head, queries, first, queries.used);
+    MetTiles<Thread, true> tiles(thread_, p_, queries, keys, first, 1);
+    // Of rows lane / 4 and lane / 4 + 8.
+    float maximum[2], inverse[2], delta[2];
+    BIRKHOFF_UNROLL
+    for (int half = 0; half < 2; ++half) {
+      const int row = first_row_ + lane_ / 4 + 8 * half;
+      const QueryStatistics query(p_, head, queries, first + (row < count ? row : 0));
+      maximum[half] = kLog2E * query.M;
+      inverse[half] = query.inverse_Z;
+      delta[half] = query.delta;
+    }
+    Columns d_q = {};
+    this->template visit_tiles<Shape::kBackwardStages>(
+        tiles, queries, first,
+        [&](int stage) { this->load_pair(k_tile(stage), p_.k, p_.v, of_keys, keys, tiles); },
+        [&](int stage, const PositionRange(&own)[2]) {
+          BIRKHOFF_UNROLL_BY(1)
+          for (int j = 0; j < kTileRows; j += kAtOnce) {
+            Pairs p = {}, d_s = {};
+            this->multiply_rows(p, kQ, k_tile(stage), j);
+            this->take_logits(p, own, Body::ranges_of(k_tile(stage)), j);
+            this->multiply_rows(d_s, kDOut, Body::second_of(k_tile(stage)), j);
+            BIRKHOFF_UNROLL
+            for (int i = 0; i < 4 * (kAtOnce / 8); ++i) {
+              const int half = i % 4 / 2;
+              const float share = thread_.exp2(p[i / 4][i % 4] - maximum[half]) * inverse[half];
+              d_s[i / 4][i % 4] = share * (d_s[i / 4][i % 4] - delta[half]);
+            }
+            this->multiply_columns(d_q, d_s, k_tile(stage), j);
+          }
+        });
+    this->store_rows(d_q, {p_.scale, p_.scale}, p_.d_q_slots,
+                     entry_of(head, p_.heads, p_.queries.slots, first), count);
+  }
+
+ private:
+  static constexpr std::uint32_t kQ = 0, kDOut = Shape::kRowsBytes;
+  static BIRKHOFF_DEVICE std::uint32_t k_tile(int stage) {
+    return 2 * Shape::kRowsBytes + stage * Shape::kStageBytes;
+  }
+};
+
+template <typename Thread, int kHeadDim>
+class GatheredTilesKeys : GatheredTilesBody<Thread, kHeadDim> {
+  using Body = GatheredTilesBody<Thread, kHeadDim>;
+  using typename Body::Columns;
+  // Fewer at once for wide heads, whose results need the registers.
+  static constexpr int kQueriesAtOnce = kHeadDim == 64 ? kAtOnce : kAtOnce / 2;
+  using Pairs = typename Body::template Pairs<kQueriesAtOnce / 8>;
+  using Shape = GatheredTilesShape<kHeadDim>;
+  using Body::kLog2E;
+  using Body::lane_;
+  using Body::p_;
+  using Body::thread_;
+
+ public:
+  using Body::Body;
+
+  // The number of thread blocks.
+  static std::int64_t num_tasks(const GatheredParams& p) {
+    return Body::num_tiles(p, p.keys, p.key_heads);
+  }
+
+  BIRKHOFF_DEVICE void run() {
+    int first;
+    const GpuHead head = this->head_of(p_.keys, p_.key_heads, first);
+    const GpuHeadLists queries(p_.queries, head, p_.segments), keys(p_.keys, head, p_.segments);
+    if (first >= keys.used) return;
+
+    this->load_rows(kK, p_.k, head, keys, first, keys.used);
+    this->load_rows(kV, p_.v, head, keys, first, keys.used);
+    MetTiles<Thread, false> tiles(thread_, p_, keys, queries, first, p_.heads / p_.key_heads);
+    Columns d_k = {}, d_v = {};
+    this->template visit_tiles<Shape::kBackwardStages>(
+        tiles, keys, first, [&](int stage) { load_queries(tiles, queries, stage); },
+        [&](int stage, const PositionRange(&own)[2]) {
+          const std::uint32_t d_out_tile = Body::second_of(q_tile(stage));
+          BIRKHOFF_UNROLL_BY(1)
+          for (int i = 0; i < kTileRows; i += kQueriesAtOnce) {
+            Pairs p = {}, d_s = {};
+            this->multiply_rows(p, kK, q_tile(stage), i);
+            this->take_logits(p, own, Body::ranges_of(q_tile(stage)), i);
+            this->multiply_rows(d_s, kV, d_out_tile, i);
+            take_gradient(p, d_s, numbers(stage) + 4 * i);
+            this->multiply_columns(d_v, p, d_out_tile, i);
+            this->multiply_columns(d_k, d_s, q_tile(stage), i);
+          }
+        });
+    const std::int64_t entry = entry_of(head, p_.key_heads, p_.keys.slots, first);
+    const int count = this->rows_from(keys, first);
+    this->store_rows(d_k, {p_.scale, p_.scale}, p_.d_k_slots, entry, count);
+    this->store_rows(d_v, {1, 1}, p_.d_v_slots, entry, count);
+  }
+
+ private:
+  static constexpr std::uint32_t kK = 0, kV = Shape::kRowsBytes;
+  static BIRKHOFF_DEVICE std::uint32_t q_tile(int stage) {
+    return 2 * Shape::kRowsBytes + stage * Shape::kKeysStageBytes;
+  }
+  static BIRKHOFF_DEVICE std::uint32_t numbers(int stage) {
+    return Body::ranges_of(q_tile(stage)) + Shape::kRangesBytes;
+  }
+
+  // Loads q and d_out, then maximum, inverse sum and delta of each query; zeros for queries that do
+  // not exist.
+  BIRKHOFF_DEVICE void load_queries(const MetTiles<Thread, false>& tiles,
+                                    const GpuHeadLists& queries, int stage) const {
+    const GpuHead head{queries.head.b, queries.head.h * (p_.heads / p_.key_heads) + tiles.head()};
+    this->load_pair(q_tile(stage), p_.q, p_.d_out, head, queries, tiles);
+    const int row = thread_.index();
+    if (row >= kTileRows) return;
+    const bool exists = tiles.first() + row < tiles.end();
+    const std::int64_t at = exists ? statistics_of(p_, head, queries, tiles.first() + row) : 0;
+    const std::uint32_t to = numbers(stage) + 4 * row;
+    thread_.template copy_async<4>(to, maxima_of(p_) + at, exists);
+    thread_.template copy_async<4>(to + Shape::kNumbersBytes, p_.inverse + at, exists);
+    thread_.template copy_async<4>(to + 2 * Shape::kNumbersBytes, p_.delta + at, exists);
+  }
+
+  // Turns logits into p and products d_out . v into ds, with the statistics of each column's query
+  // at `numbers`.
+  BIRKHOFF_DEVICE void take_gradient(Pairs& p, Pairs& d_s, std::uint32_t numbers) const {
+    BIRKHOFF_UNROLL
+    for (int j = 0; j < kQueriesAtOnce / 8; ++j) {
+      BIRKHOFF_UNROLL
+      for (int c = 0; c < 2; ++c) {
+        const std::uint32_t at = numbers + 4 * (8 * j + place_in_c(lane_, c).column);
+        const float maximum = kLog2E * thread_.template load_shared<float>(at);
+        const float inverse = thread_.template load_shared<float>(at + Shape::kNumbersBytes);
+        const float delta = thread_.template load_shared<float>(at + 2 * Shape::kNumbersBytes);
+        BIRKHOFF_UNROLL
+        for (int r = c; r < 4; r += 2) {
+          p[j][r] = thread_.exp2(p[j][r] - maximum) * inverse;
+          d_s[j][r] = p[j][r] * (d_s[j][r] - delta);
+        }
+      }
+    }
+  }
+};
+
+}  // namespace birkhoff

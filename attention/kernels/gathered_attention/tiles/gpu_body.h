@@ -1,0 +1,324 @@
+// The common part of the tensor-core kernels of attention over gathered rows: tiles of
+// tile_attention/gpu_body.h whose rows are at the slots of a list, and pairs of slots that see
+// each other. gpu_forward.h and gpu_backward.h describe what the kernels compute and own.
+#pragma once
+
+#include <cstdint>
+
+#include "attention/kernels/gathered_attention/gpu_lists.h"
+#include "attention/kernels/gathered_attention/gpu_params.h"
+#include "attention/kernels/tile_attention/gpu_body.h"
+#include "cluster/base/gpu/kernel_source.h"
+
+namespace birkhoff {
+
+// A range of p (DistanceBand): a query's range holds the p of the keys that it sees, a key's is its
+// own p. Query and key see each other if their ranges meet.
+struct alignas(8) PositionRange {
+  static constexpr std::int64_t kLeast = -2147483647, kMost = 2147483646;  // of p
+  int low = 2147483647, high = -2147483647 - 1;                            // meets none
+
+  PositionRange() = default;
+  BIRKHOFF_DEVICE PositionRange(std::int64_t new_low, std::int64_t new_high) {
+    if (new_low > new_high || new_low > kMost || new_high < kLeast) return;
+    low = static_cast<int>(new_low < kLeast ? kLeast : new_low);
+    high = static_cast<int>(new_high > kMost ? kMost : new_high);
+  }
+  BIRKHOFF_DEVICE bool meets(const PositionRange& other) const {
+    return low <= other.high && other.low <= high;
+  }
+  BIRKHOFF_DEVICE bool meets_any() const { return low <= high; }
+};
+
+// The range of a slot in a segment; slots of other segments and padding get a range that meets
+// none.
+template <bool kOfQuery>
+BIRKHOFF_DEVICE PositionRange range_of(const GatheredParams& p, const GpuHeadLists& lists,
+                                       int segment, int slot) {
+  if (slot < lists.first_of(segment) || slot >= lists.ends[segment]) return {};
+  const std::int64_t at = lists.p_of(p.by_rank, segment, slot);
+  if constexpr (kOfQuery) return {at - p.most, at - p.least};
+  if (p.key_lengths != nullptr && lists.row(slot) >= p.key_lengths[lists.head.b]) return {};
+  return {at, at};
+}
+
+// Iterates over the tiles of the other list's slots that some of the slots [first, first +
+// kTileRows) of the own list may see or be seen by: segment by segment, each for the query heads 0
+// to group - 1. All lanes of a warp call it, and all warps come to the same result.
+template <typename Thread, bool kOwnsQueries>
+class MetTiles {
+ public:
+  BIRKHOFF_DEVICE MetTiles(const Thread& thread, const GatheredParams& p, const GpuHeadLists& own,
+                           const GpuHeadLists& other, int first, int group)
+      : thread_(thread),
+        p_(p),
+        own_(own),
+        other_(other),
+        own_first_(first),
+        own_end_(first + kTileRows < own.used ? first + kTileRows : own.used),
+        group_(group),
+        head_(group - 1),
+        segment_(own.segment_of(first, p.segments) - 1) {}
+
+  // Moves to the next tile; the first call moves to the first tile. Returns false if there is none.
+  BIRKHOFF_DEVICE bool next() {
+    if (++head_ < group_) return true;
+    head_ = 0;
+    for (;;) {
+      first_ += kTileRows;
+      while (first_ >= end_) {
+        if (!next_segment()) return false;
+      }
+      BIRKHOFF_UNROLL
+      for (int i = 0; i < 2; ++i) {
+        ranges_[i] = range_of<!kOwnsQueries>(p_, other_, segment_, first_ + lane() + 32 * i);
+      }
+      if (thread_.any(hull_.meets(ranges_[0]) || hull_.meets(ranges_[1]))) return true;
+    }
+  }
+
+  BIRKHOFF_DEVICE int segment() const { return segment_; }
+  BIRKHOFF_DEVICE int head() const { return head_; }
+  BIRKHOFF_DEVICE int first() const { return first_; }
+  BIRKHOFF_DEVICE int end() const { return end_; }  // of the segment
+
+  // Stores the ranges of the tile's slots; they are visible after a barrier.
+  BIRKHOFF_DEVICE void store_ranges(std::uint32_t to) const {
+    if (thread_.index() >= 32) return;
+    BIRKHOFF_UNROLL
+    for (int i = 0; i < 2; ++i) thread_.store_shared(to + 8 * (lane() + 32 * i), ranges_[i]);
+  }
+
+ private:
+  BIRKHOFF_DEVICE int lane() const { return thread_.index() % 32; }
+
+  // Moves to the start of the next segment that has slots of the own tile.
+  BIRKHOFF_DEVICE bool next_segment() {
+    do {
+      ++segment_;
+      if (segment_ == p_.segments || own_.first_of(segment_) >= own_end_) return false;
+    } while (own_.first_of(segment_) == own_.ends[segment_]);
+    first_ = other_.first_of(segment_);
+    end_ = other_.ends[segment_];
+    hull_ = {};
+    BIRKHOFF_UNROLL
+    for (int i = 0; i < 2; ++i) {
+      extend(range_of<kOwnsQueries>(p_, own_, segment_, own_first_ + lane() + 32 * i));
+    }
+    BIRKHOFF_UNROLL
+    for (int mask = 1; mask < 32; mask *= 2) {
+      PositionRange other;
+      other.low = thread_.exchange(hull_.low, mask);
+      other.high = thread_.exchange(hull_.high, mask);
+      extend(other);
+    }
+    return true;
+  }
+  BIRKHOFF_DEVICE void extend(const PositionRange& other) {
+    if (other.low < hull_.low) hull_.low = other.low;
+    if (other.high > hull_.high) hull_.high = other.high;
+  }
+
+  const Thread& thread_;
+  const GatheredParams& p_;
+  const GpuHeadLists &own_, &other_;
+  const int own_first_, own_end_, group_;
+  int head_, segment_, first_ = 0, end_ = 0;
+  PositionRange hull_;       // of the own tile's slots in the segment
+  PositionRange ranges_[2];  // of the slots first + lane and first + lane + 32
+};
+
+// Thread blocks of the kernels for head dims up to kHeadDim, and their shared memory.
+template <int kHeadDim>
+struct GatheredTilesShape : GpuTileShape<kHeadDim> {
+  using Tile = GpuTileShape<kHeadDim>;
+  // Thread blocks of a multiprocessor, as in BlockAttentionShape.
+  static constexpr int kForwardBlocks = kHeadDim == 64 ? 3 : 1;
+  static constexpr int kQueriesBlocks = kHeadDim == 64 ? 3 : 1;
+  static constexpr int kKeysBlocks = kHeadDim == 64 ? 2 : 1;
+
+  static constexpr int kRangesBytes = kTileRows * static_cast<int>(sizeof(PositionRange));
+  // q; k, v and the keys' ranges of each stage.
+  static constexpr int kStageBytes = 2 * Tile::kRowsBytes + kRangesBytes;
+  static constexpr int kForwardBytes = Tile::kRowsBytes + Tile::kForwardStages * kStageBytes;
+  // q and d_out; k, v and the keys' ranges of each stage.
+  static constexpr int kQueriesBytes = 2 * Tile::kRowsBytes + Tile::kBackwardStages * kStageBytes;
+  // k and v; q, d_out, the queries' ranges, maximum, inverse sum and delta of each stage.
+  static constexpr int kKeysStageBytes = kStageBytes + 3 * Tile::kNumbersBytes;
+  static constexpr int kKeysBytes = 2 * Tile::kRowsBytes + Tile::kBackwardStages * kKeysStageBytes;
+  static_assert(kForwardBytes <= Tile::kMaxBytes && kQueriesBytes <= Tile::kMaxBytes &&
+                kKeysBytes <= Tile::kMaxBytes);
+};
+
+template <typename Thread, int kHeadDim>
+class GatheredTilesBody : protected TileBody<Thread, kHeadDim> {
+  using Tile = TileBody<Thread, kHeadDim>;
+  using Shape = GatheredTilesShape<kHeadDim>;
+
+ public:
+  BIRKHOFF_DEVICE GatheredTilesBody(const Thread& thread, const GatheredParams& p)
+      : TileBody<Thread, kHeadDim>(thread, thread.index() / 32 / (kTileRows / 16)), p_(p) {}
+
+ protected:
+  using typename Tile::Columns;
+  template <int kGroups>
+  using Pairs = typename Tile::template Pairs<kGroups>;
+  using Tile::first_column_;
+  using Tile::first_row_;
+  using Tile::kInfinity;
+  using Tile::kLog2E;
+  using Tile::lane_;
+  using Tile::thread_;
+
+  const GatheredParams& p_;
+
+  // ---- Work distribution: thread blocks are numbered by tile, then head, then sample.
+
+  BIRKHOFF_HOST_DEVICE static int tiles_of(const GatheredListsParams& lists) {
+    return (lists.slots + kTileRows - 1) / kTileRows;
+  }
+  BIRKHOFF_HOST_DEVICE static std::int64_t num_tiles(const GatheredParams& p,
+                                                     const GatheredListsParams& lists, int heads) {
+    return std::int64_t{p.batch} * heads * tiles_of(lists);
+  }
+  // Sets `first` to the tile's first slot. 32 bits: a grid has fewer than 2^31 thread blocks.
+  BIRKHOFF_DEVICE GpuHead head_of(const GatheredListsParams& lists, int heads, int& first) const {
+    const unsigned task = static_cast<unsigned>(thread_.block()),
+                   tiles = static_cast<unsigned>(tiles_of(lists)), head = task / tiles;
+    first = static_cast<int>(task % tiles) * kTileRows;
+    return {static_cast<int>(head) / heads, static_cast<int>(head) % heads};
+  }
+  BIRKHOFF_DEVICE static int rows_from(const GpuHeadLists& lists, int first) {
+    return lists.used - first < kTileRows ? lists.used - first : kTileRows;
+  }
+
+  // The ranges of the slots of this lane's rows, lane / 4 and lane / 4 + 8. Returns whether any
+  // of the warp's rows meets something.
+  template <bool kOfQueries>
+  BIRKHOFF_DEVICE bool find_ranges(PositionRange (&own)[2], const GpuHeadLists& lists, int segment,
+                                   int first) const {
+    BIRKHOFF_UNROLL
+    for (int half = 0; half < 2; ++half) {
+      const int row = first_row_ + lane_ / 4 + 8 * half;
+      own[half] = range_of<kOfQueries>(p_, lists, segment, first + row);
+    }
+    return thread_.any(own[0].meets_any() || own[1].meets_any());
+  }
+
+  // ---- Rows between global and shared memory.
+
+  // The rows of x at the slots [first, end), as far as they fit a tile; zeros after them. Called
+  // by all threads; the rows have arrived after wait() and a barrier.
+  BIRKHOFF_DEVICE void load_rows(std::uint32_t tile, const GatheredRowsParams& x, GpuHead head,
+                                 const GpuHeadLists& lists, int first, int end) const {
+    constexpr int kGroups = kHeadDim / 8, kRowsAtOnce = Shape::kThreads / kGroups;
+    const int row = thread_.index() / kGroups, column = thread_.index() % kGroups * 8;
+    if (column >= p_.head_dim) end = first;
+    const std::uint16_t* from = static_cast<const std::uint16_t*>(x.data) + head.b * x.strides[0] +
+                                head.h * x.strides[1] + column;
+    const std::uint32_t to = tile + place_in_tile<kHeadDim>(row, column);
+    static_assert(kRowsAtOnce % 8 == 0);
+    BIRKHOFF_UNROLL_BY(4)
+    for (int i = 0; i < kTileRows; i += kRowsAtOnce) {
+      const int slot = first + row + i;
+      const bool exists = slot < end;
+      thread_.template copy_async<16>(to + 2 * i * kHeadDim,
+                                      from + (exists ? lists.row(slot) * x.strides[2] : 0), exists);
+    }
+  }
+
+  // The tile's rows of x and y at `to`, one tile after the other, then the ranges of its slots.
+  template <bool kOwnsQueries>
+  BIRKHOFF_DEVICE void load_pair(std::uint32_t to, const GatheredRowsParams& x,
+                                 const GatheredRowsParams& y, GpuHead head,
+                                 const GpuHeadLists& lists,
+                                 const MetTiles<Thread, kOwnsQueries>& tiles) const {
+    load_rows(to, x, head, lists, tiles.first(), tiles.end());
+    load_rows(second_of(to), y, head, lists, tiles.first(), tiles.end());
+    tiles.store_ranges(ranges_of(to));
+  }
+  static BIRKHOFF_DEVICE std::uint32_t second_of(std::uint32_t pair) {
+    return pair + Shape::kRowsBytes;
+  }
+  static BIRKHOFF_DEVICE std::uint32_t ranges_of(std::uint32_t pair) {
+    return pair + 2 * Shape::kRowsBytes;
+  }
+
+  // For each of `tiles`: load(stage), then work(stage, ranges of this lane's rows), while the next
+  // tile loads if there are two stages. Warps none of whose rows meets the tile's segment do not
+  // work. `own` and `first` give the slots that the thread block owns.
+  template <int kStages, bool kOwnsQueries, typename Load, typename Work>
+  BIRKHOFF_DEVICE void visit_tiles(MetTiles<Thread, kOwnsQueries>& tiles, const GpuHeadLists& own,
+                                   int first, Load load, Work work) const {
+    bool more = tiles.next();
+    if (more) load(0);
+    thread_.commit();
+    PositionRange ranges[2];
+    int of_segment = -1;  // `ranges` and `works`
+    bool works = false;
+    for (int stage = 0; more; stage = (stage + 1) % kStages) {
+      const int segment = tiles.segment();
+      more = tiles.next();
+      if (more && kStages == 2) load(stage ^ 1);
+      thread_.commit();
+      if (segment != of_segment) {  // while the tiles load
+        works = find_ranges<kOwnsQueries>(ranges, own, segment, first);
+        of_segment = segment;
+      }
+      thread_.template wait<kStages - 1>();
+      thread_.sync();
+      if (works) work(stage, ranges);
+      thread_.sync();  // the tiles have been read
+      if (more && kStages == 1) load(0);
+    }
+    thread_.template wait<0>();
+  }
+
+  // Writes factor * c to the warp's columns of `count` rows of slots [.., head_dim] that begin at
+  // `entry`; 0 where the factor is, also for values that are not finite.
+  BIRKHOFF_DEVICE void store_rows(const Columns& c, const float (&factor)[2], float* slots,
+                                  std::int64_t entry, int count) const {
+    struct alignas(8) Two {
+      float x, y;
+    };
+    BIRKHOFF_UNROLL
+    for (int half = 0; half < 2; ++half) {
+      const int row = first_row_ + lane_ / 4 + 8 * half;
+      if (row >= count) continue;
+      float* const to = slots + (entry + row) * p_.head_dim;
+      BIRKHOFF_UNROLL
+      for (int j = 0; j < Shape::kWarpColumns / 8; ++j) {
+        const int column = first_column_ + 8 * j + place_in_c(lane_, 0).column;
+        if (column >= p_.head_dim) break;
+        const float x = c[j][2 * half] * factor[half], y = c[j][2 * half + 1] * factor[half];
+        *reinterpret_cast<Two*>(to + column) = {factor[half] == 0 ? 0 : x,
+                                                factor[half] == 0 ? 0 : y};
+      }
+    }
+  }
+
+  // ---- Elements.
+
+  // Turns products q . k into logits times log2(e), -infinity where query and key do not see each
+  // other. `own` are the ranges of this lane's rows; the columns' ranges were stored at `ranges`,
+  // and the pairs start at `first_column`.
+  template <int kGroups>
+  BIRKHOFF_DEVICE void take_logits(Pairs<kGroups>& s, const PositionRange (&own)[2],
+                                   std::uint32_t ranges, int first_column) const {
+    struct alignas(16) TwoRanges {
+      PositionRange of[2];
+    };
+    const float factor = p_.scale * kLog2E;
+    BIRKHOFF_UNROLL
+    for (int j = 0; j < kGroups; ++j) {
+      const auto other = thread_.template load_shared<TwoRanges>(
+          ranges + 8 * (first_column + 8 * j + place_in_c(lane_, 0).column));
+      BIRKHOFF_UNROLL
+      for (int r = 0; r < 4; ++r) {
+        s[j][r] = own[r / 2].meets(other.of[r % 2]) ? s[j][r] * factor : -kInfinity;
+      }
+    }
+  }
+};
+
+}  // namespace birkhoff

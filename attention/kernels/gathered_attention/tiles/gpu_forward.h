@@ -1,0 +1,92 @@
+// Attention over gathered rows on tensor cores: o, m and l of each slot.
+// gathered_attention/gpu_gathered.cu has the formulas, and GatheredParams::tensor_cores says for
+// which calls.
+//
+// A thread block owns a tile of kTileRows successive slots of queries of a head, which may be in
+// several segments, and takes the tiles of keys of these segments one after another; tiles of which
+// its queries see nothing are not read. A warp owns 16 of the queries and, for D > 128, half of the
+// columns of o. Shared memory holds the tile of q, and k, v and ranges of the tile in use and the
+// next one: 41, 81 and 161 KiB for D = 64, 128 and 256. Products are 16-bit with fp32 sums; o is
+// written in fp32. Each element has one owner, which adds in a fixed order: the same bits each
+// time.
+#pragma once
+
+#include "attention/kernels/gathered_attention/tiles/gpu_body.h"
+
+namespace birkhoff {
+
+template <typename Thread, int kHeadDim>
+class GatheredTilesForward : GatheredTilesBody<Thread, kHeadDim> {
+  using Body = GatheredTilesBody<Thread, kHeadDim>;
+  using typename Body::Columns;
+  using Pairs = typename Body::template Pairs<kTileRows / 8>;
+  using Shape = GatheredTilesShape<kHeadDim>;
+  using Body::first_column_;
+  using Body::kInfinity;
+  using Body::kLog2E;
+  using Body::lane_;
+  using Body::p_;
+  using Body::thread_;
+
+ public:
+  using Body::Body;
+
+  // The number of thread blocks.
+  static std::int64_t num_tasks(const GatheredParams& p) {
+    return Body::num_tiles(p, p.queries, p.heads);
+  }
+
+  BIRKHOFF_DEVICE void run() {
+    int first;
+    const GpuHead head = this->head_of(p_.queries, p_.heads, first),
+                  of_keys = key_head(p_, head, p_.heads);
+    const GpuHeadLists queries(p_.queries, of_keys, p_.segments),
+        keys(p_.keys, of_keys, p_.segments);
+    if (first >= queries.used) return;
+
+    this->load_rows(kQ, p_.q, head, queries, first, queries.used);
+    MetTiles<Thread, true> tiles(thread_, p_, queries, keys, first, 1);
+    Columns out = {};
+    // Of rows lane / 4 and lane / 4 + 8.
+    float maximum[2] = {-kInfinity, -kInfinity}, sum[2] = {0, 0};
+    this->template visit_tiles<Shape::kForwardStages>(
+        tiles, queries, first,
+        [&](int stage) { this->load_pair(k_tile(stage), p_.k, p_.v, of_keys, keys, tiles); },
+        [&](int stage, const PositionRange(&own)[2]) {
+          Pairs s = {};
+          this->multiply_rows(s, kQ, k_tile(stage), 0);
+          this->take_logits(s, own, Body::ranges_of(k_tile(stage)), 0);
+          this->take_softmax(s, maximum, sum, out);
+          this->multiply_columns(out, s, Body::second_of(k_tile(stage)), 0);
+        });
+    finish(out, maximum, sum, head, first, this->rows_from(queries, first));
+  }
+
+ private:
+  static constexpr std::uint32_t kQ = 0;
+  static BIRKHOFF_DEVICE std::uint32_t k_tile(int stage) {
+    return Shape::kRowsBytes + stage * Shape::kStageBytes;
+  }
+  BIRKHOFF_DEVICE void finish(const Columns& out, const float (&maximum)[2], const float (&sum)[2],
+                              GpuHead head, int first, int count) const {
+    constexpr float kLn2 = 0.6931471805599453f;
+    const bool has_sink = p_.sink != nullptr;
+    const float sink = has_sink ? kLog2E * p_.sink[head.h] : 0;
+    const std::int64_t entry = entry_of(head, p_.heads, p_.queries.slots, first);
+    float factor[2];
+    BIRKHOFF_UNROLL
+    for (int half = 0; half < 2; ++half) {
+      float total = sum[half], largest = maximum[half];
+      const float correction = this->finish_softmax(largest, total, has_sink, sink);
+      factor[half] = total == 0 ? 0 : correction / total;
+      const int row = this->first_row_ + lane_ / 4 + 8 * half;
+      if (first_column_ == 0 && lane_ % 4 == 0 && row < count) {
+        p_.slot_max[entry + row] = total > 0 ? largest * kLn2 : 0;
+        p_.slot_sum[entry + row] = total;
+      }
+    }
+    this->store_rows(out, factor, p_.slot_out, entry, count);
+  }
+};
+
+}  // namespace birkhoff

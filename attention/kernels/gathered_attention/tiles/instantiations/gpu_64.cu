@@ -1,0 +1,9 @@
+// Attention over gathered rows for head dims up to 64.
+#include "attention/kernels/gathered_attention/tiles/gpu_launch.cuh"
+
+namespace birkhoff {
+
+template void launch_gathered_forward_of<64>(const GatheredParams&, cudaStream_t);
+template void launch_gathered_backward_of<64>(const GatheredParams&, cudaStream_t);
+
+}  // namespace birkhoff

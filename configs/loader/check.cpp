@@ -1,0 +1,423 @@
+#include "configs/loader/check.h"
+
+#include <fmt/format.h>
+
+#include <cmath>
+#include <cstdlib>
+#include <vector>
+
+#include "cluster/base/text/plural.h"
+#include "cluster/base/text/utf8.h"
+#include "configs/loader/message_text.h"
+
+namespace birkhoff {
+namespace {
+
+using google::protobuf::FieldDescriptor;
+using google::protobuf::Message;
+
+void check_number(const FieldDescriptor& field, double value, const std::string& printed,
+                  const std::string& path, const SourceLocations& places) {
+  if (!field.options().HasExtension(configs::range)) return;  // seeds
+  const std::string& range = field.options().GetExtension(configs::range);
+  if (Range(range).contains(value)) return;
+  config_error(places, path, "must be in {}, is {}", range_text(field), printed);
+}
+
+void check_string(const std::string& value, const std::string& path,
+                  const SourceLocations& places) {
+  if (find_invalid_utf8(value) != std::string::npos) config_error(places, path, "is not UTF-8");
+  for (const char c : value) {
+    if (static_cast<unsigned char>(c) < 0x20) {
+      config_error(places, path, "{} contains a control character", quoted(value));
+    }
+  }
+}
+
+void check_message(const Message& message, const std::string& path, const SourceLocations& places) {
+  const auto& reflection = *message.GetReflection();
+  std::vector<const FieldDescriptor*> fields;
+  reflection.ListFields(message, &fields);
+  for (const FieldDescriptor* field : fields) {
+    const std::string at = join_path(path, field->name());
+    const auto number = [&](auto value) {
+      check_number(*field, static_cast<double>(value), fmt::format("{}", value), at, places);
+    };
+    if (field->is_repeated()) {
+      for (int i = 0; i < reflection.FieldSize(message, field); ++i) {
+        const std::string entry = join_path(at, std::to_string(i));
+        if (field->cpp_type() == FieldDescriptor::CPPTYPE_MESSAGE) {
+          check_message(reflection.GetRepeatedMessage(message, field, i), entry, places);
+        } else if (field->cpp_type() == FieldDescriptor::CPPTYPE_STRING) {
+          check_string(reflection.GetRepeatedString(message, field, i), entry, places);
+        }
+      }
+      continue;
+    }
+    switch (field->cpp_type()) {
+      case FieldDescriptor::CPPTYPE_INT32:
+        number(reflection.GetInt32(message, field));
+        break;
+      case FieldDescriptor::CPPTYPE_INT64:
+        number(reflection.GetInt64(message, field));
+        break;
+      case FieldDescriptor::CPPTYPE_UINT32:
+        number(reflection.GetUInt32(message, field));
+        break;
+      case FieldDescriptor::CPPTYPE_UINT64:
+        number(reflection.GetUInt64(message, field));
+        break;
+      case FieldDescriptor::CPPTYPE_DOUBLE:
+        number(reflection.GetDouble(message, field));
+        break;
+      case FieldDescriptor::CPPTYPE_FLOAT:
+        number(reflection.GetFloat(message, field));
+        break;
+      case FieldDescriptor::CPPTYPE_STRING:
+        check_string(reflection.GetString(message, field), at, places);
+        break;
+      case FieldDescriptor::CPPTYPE_MESSAGE:
+        check_message(reflection.GetMessage(message, field), at, places);
+        break;
+      case FieldDescriptor::CPPTYPE_BOOL:
+      case FieldDescriptor::CPPTYPE_ENUM:
+        break;
+    }
+  }
+}
+
+// Checks one config. This is a class so that all checks share the config and the source locations.
+class ConsistencyCheck {
+ public:
+  ConsistencyCheck(const configs::Config& config, const SourceLocations& places)
+      : config_(config), places_(places) {}
+
+  void run() const {
+    check_task();
+    check_model();
+    check_train();
+    check_mesh();
+    const std::string& split = config_.evaluate().split();
+    if (split != "valid" && split != "test") {
+      config_error(places_, "evaluate.split", "must be \"valid\" or \"test\", is {}",
+                   quoted(split));
+    }
+  }
+
+ private:
+  void check_task() const {
+    if (config_.task().kind_case() != configs::Task::KIND_NOT_SET) return;
+    config_error(
+        places_, "task",
+        "no task is chosen; choose what to learn, for instance task {{ language_model {{}} }} "
+        "(or {})",
+        fmt::join(oneof_names(*configs::Task::descriptor()->oneof_decl(0)), ", "));
+  }
+
+  void check_model() const {
+    const auto& model = config_.model();
+    if (model.channels() % model.heads() != 0) {
+      config_error(places_, "model.channels",
+                   "{} cannot be split among {}; make model.channels a multiple of model.heads",
+                   counted(model.channels(), "channel"), counted(model.heads(), "head"));
+    }
+    if (model.positions() == configs::Model::sinusoidal && model.channels() % 2 != 0) {
+      config_error(places_, "model.channels",
+                   "sinusoidal positions need an even number of channels, not {}",
+                   model.channels());
+    }
+    check_attentions(model.attention(), "model.attention", is_causal(config_.task()));
+    if (!model.has_encoder()) return;
+    if (!config_.task().has_translation()) {
+      config_error(places_, "model.encoder",
+                   "only task.translation reads a second sequence; remove model.encoder");
+    }
+    check_attentions(model.encoder().attention(), "model.encoder.attention", /*causal=*/false);
+    check_attentions(model.encoder().cross_attention(), "model.encoder.cross_attention",
+                     /*causal=*/false);
+  }
+
+  void check_attentions(const google::protobuf::RepeatedPtrField<configs::Attention>& attentions,
+                        const std::string& path, bool causal) const {
+    for (int i = 0; i < attentions.size(); ++i) {
+      check_attention(attentions[i], fmt::format("{}.{}", path, i), causal);
+    }
+  }
+
+  void check_attention(const configs::Attention& attention, const std::string& path,
+                       bool causal) const {
+    std::int64_t sum = 0;
+    for (int i = 0; i < attention.group_size(); ++i) {
+      const auto& group = attention.group(i);
+      const std::string group_path = fmt::format("{}.group.{}", path, i);
+      if (group.heads() == 0) {
+        config_error(
+            places_, group_path + ".heads",
+            "no heads are left for this group: the other groups take all {} of model.heads, or "
+            "several groups omit heads",
+            config_.model().heads());
+      }
+      if (group.key_heads() > 0 && group.heads() % group.key_heads() != 0) {
+        config_error(places_, group_path + ".key_heads", "{} does not divide the group's {}",
+                     group.key_heads(), counted(group.heads(), "head"));
+      }
+      sum += group.heads();
+      check_mechanism(group.mechanism(), group_path + ".mechanism", causal);
+    }
+    if (sum != config_.model().heads()) {
+      config_error(places_, path, "its groups have {} together, model.heads is {}",
+                   counted(sum, "head"), config_.model().heads());
+    }
+  }
+
+  // Checks a mechanism and the mechanisms inside it by the options of their fields.
+  void check_mechanism(const Message& message, const std::string& path, bool causal) const {
+    const auto& reflection = *message.GetReflection();
+    const int length = config_.data().sequence_length();
+    if (const FieldDescriptor* field = field_with(message, configs::block_length)) {
+      const int block = block_length_of(message);
+      if (length % block != 0) {
+        config_error(
+            places_, join_path(path, field->name()),
+            "data.sequence_length {} is not a multiple of the block length {}; only whole blocks "
+            "are accepted",
+            length, block);
+      }
+    }
+    if (config_.train().cuda_graph()) check_captured(message, path);
+    std::vector<const FieldDescriptor*> fields;
+    reflection.ListFields(message, &fields);
+    for (const FieldDescriptor* field : fields) {
+      const std::string at = join_path(path, field->name());
+      if (field->message_type() != nullptr) {
+        check_mechanism(reflection.GetMessage(message, field), at, causal);
+      } else if (field->options().GetExtension(configs::blocks_of_sequence)) {
+        check_max_blocks(reflection.GetInt32(message, field), block_length_of(message), at);
+      } else if (field->enum_type() != nullptr && causal) {
+        check_causal_blocks(*reflection.GetEnum(message, field), message, at);
+      }
+    }
+  }
+
+  // The host must not wait for the device while a graph is recorded.
+  void check_captured(const Message& mechanism, const std::string& path) const {
+    if (!mechanism.GetDescriptor()->options().GetExtension(configs::waits_for_device)) return;
+    if (config_.data().restart_at_documents()) {
+      config_error(
+          places_, "train.cuda_graph",
+          "must be false with data.restart_at_documents and {}, which waits for the GPU to "
+          "choose keys of one document; leave one of them out",
+          path);
+    }
+    const FieldDescriptor& noise = *field_with(mechanism, configs::noise);
+    const float dropout = mechanism.GetReflection()->GetFloat(mechanism, &noise);
+    if (dropout == 0) return;
+    config_error(places_, "train.cuda_graph",
+                 "must be false with {}.{} {}, which waits for the GPU; leave one of them out",
+                 path, noise.name(), dropout);
+  }
+
+  void check_max_blocks(int max_blocks, int block, const std::string& path) const {
+    const int length = config_.data().sequence_length();
+    if (max_blocks >= length / block) return;
+    config_error(
+        places_, path,
+        "{} is less than the {} of a sequence (data.sequence_length {} / block {}); 0 selects that "
+        "number",
+        max_blocks, counted(length / block, "block"), length, block);
+  }
+
+  void check_causal_blocks(const google::protobuf::EnumValueDescriptor& value,
+                           const Message& mechanism, const std::string& path) const {
+    if (!value.options().HasExtension(configs::most_causal_blocks)) return;
+    const int most = value.options().GetExtension(configs::most_causal_blocks);
+    const int num_blocks = config_.data().sequence_length() / block_length_of(mechanism);
+    if (num_blocks <= most) return;
+    config_error(places_, path,
+                 "{} supports at most {} blocks, but a sequence has {}; use longer blocks or "
+                 "another {}",
+                 value.name(), most, num_blocks, path.substr(path.rfind('.') + 1));
+  }
+
+  void check_train() const {
+    const auto& train = config_.train();
+    if (train.micro_batch() > train.global_batch()) {
+      config_error(places_, "train.micro_batch", "{} sequences are more than train.global_batch {}",
+                   train.micro_batch(), train.global_batch());
+    }
+    if (train.invariant().shards() > train.global_batch()) {
+      config_error(places_, "train.invariant.shards",
+                   "{} are more than the sequences per step, train.global_batch {}",
+                   counted(train.invariant().shards(), "shard"), train.global_batch());
+    }
+    if (train.precision() == configs::Train::fp64 && config_.device() == configs::Config::cuda) {
+      config_error(places_, "train.precision",
+                   "fp64 needs device: cpu; on a GPU use fp32, or bf16 with fp32 parameters");
+    }
+    if (train.zero_stage() > 0 && !optimizer_message().options().GetExtension(configs::slices)) {
+      config_error(places_, "train.zero_stage",
+                   "must be 0 with train.optimizer.{}, whose state cannot be split into slices; "
+                   "use train.optimizer.adamw, or leave zero_stage out",
+                   optimizer_name());
+    }
+    if (train.cuda_graph()) check_cuda_graph();
+    const auto& schedule = train.schedule();
+    switch (schedule.shape()) {
+      case configs::Schedule::constant:
+        break;
+      case configs::Schedule::cosine:
+        if (schedule.final_learning_rate() > schedule.learning_rate()) {
+          config_error(places_, "train.schedule.final_learning_rate",
+                       "{} is above the peak, train.schedule.learning_rate {}",
+                       schedule.final_learning_rate(), schedule.learning_rate());
+        }
+        break;
+      case configs::Schedule::rsqrt:
+      case configs::Schedule::rsqrt_decay:
+        if (schedule.warmup_steps() == 0) {
+          config_error(places_, "train.schedule.warmup_steps",
+                       "must be at least 1 with shape {}: the rate decays from the end of the "
+                       "warm-up",
+                       configs::Schedule::Shape_Name(schedule.shape()));
+        }
+        break;
+    }
+  }
+
+  // The chosen member of train.optimizer; a resolved config always has one.
+  const FieldDescriptor& optimizer() const {
+    const auto& optimizer = config_.train().optimizer();
+    return *optimizer.GetReflection()->GetOneofFieldDescriptor(
+        optimizer, optimizer.GetDescriptor()->oneof_decl(0));
+  }
+  const google::protobuf::Descriptor& optimizer_message() const {
+    return *optimizer().message_type();
+  }
+  const std::string& optimizer_name() const { return optimizer().name(); }
+
+  // A graph replays the same launches in every step.
+  void check_cuda_graph() const {
+    const auto& train = config_.train();
+    if (config_.device() != configs::Config::cuda) {
+      config_error(places_, "train.cuda_graph", "needs device: cuda; leave it out on CPUs");
+    }
+    if (!optimizer_message().options().GetExtension(configs::device_scalars)) {
+      config_error(
+          places_, "train.cuda_graph",
+          "must be false with train.optimizer.{}, whose update reads its rates from the host; "
+          "use train.optimizer.adamw, or leave cuda_graph out",
+          optimizer_name());
+    }
+    if (train.invariant().shards() > 0) {
+      config_error(
+          places_, "train.cuda_graph",
+          "must be false with train.invariant.shards, whose sums are reduced between the passes "
+          "of a step; leave one of them out");
+    }
+  }
+
+  void check_mesh() const {
+    if (config_.mesh().tensor() != 1) {
+      config_error(places_, "mesh.tensor",
+                   "tensor parallelism is not supported yet; must be 1, is {}",
+                   config_.mesh().tensor());
+    }
+    if (config_.mesh().sequence() != 1) {
+      config_error(places_, "mesh.sequence",
+                   "sequence parallelism is not supported yet; must be 1, is {}",
+                   config_.mesh().sequence());
+    }
+  }
+
+  const configs::Config& config_;
+  const SourceLocations& places_;
+};
+
+}  // namespace
+
+Range::Range(const std::string& text) {
+  const std::size_t comma = text.find(',');
+  require(comma != std::string::npos && (text.front() == '[' || text.front() == '(') &&
+              (text.back() == ']' || text.back() == ')'),
+          "a (range) of the schema is not an interval");
+  low_open_ = text.front() == '(';
+  high_open_ = text.back() == ')';
+  low_ = std::strtod(text.c_str() + 1, nullptr);
+  high_ = std::strtod(text.c_str() + comma + 1, nullptr);
+}
+
+bool Range::contains(double value) const {
+  return std::isfinite(value) && (low_open_ ? value > low_ : value >= low_) &&
+         (high_open_ ? value < high_ : value <= high_);
+}
+
+namespace {
+
+// The message of the chosen task; nullptr: none is chosen.
+const Message* chosen(const configs::Task& task) {
+  const auto& reflection = *task.GetReflection();
+  const FieldDescriptor* field =
+      reflection.GetOneofFieldDescriptor(task, task.GetDescriptor()->oneof_decl(0));
+  return field == nullptr ? nullptr : &reflection.GetMessage(task, field);
+}
+
+}  // namespace
+
+bool is_causal(const configs::Task& task) {
+  const Message* message = chosen(task);
+  return message != nullptr &&
+         message->GetDescriptor()->options().GetExtension(configs::causal_task);
+}
+
+int class_count(const configs::Task& task) {
+  const Message* message = chosen(task);
+  const FieldDescriptor* field =
+      message == nullptr ? nullptr : field_with(*message, configs::class_count);
+  return field == nullptr ? 0 : message->GetReflection()->GetInt32(*message, field);
+}
+
+int block_length_of(const Message& mechanism) {
+  const FieldDescriptor* field = field_with(mechanism, configs::block_length);
+  require(field != nullptr, "a mechanism with blocks has a (block_length)");
+  return mechanism.GetReflection()->GetInt32(mechanism, field);
+}
+
+void check_values(const Message& config, const SourceLocations& places) {
+  check_message(config, "", places);
+}
+
+void check_consistency(const configs::Config& config, const SourceLocations& places) {
+  ConsistencyCheck(config, places).run();
+}
+
+void check_trains(const Message& message, const SourceLocations& places, const std::string& path) {
+  const auto& reflection = *message.GetReflection();
+  std::vector<const FieldDescriptor*> fields;
+  reflection.ListFields(message, &fields);
+  for (const FieldDescriptor* field : fields) {
+    const std::string at = join_path(path, field->name());
+    if (field->is_repeated()) {
+      for (int i = 0; field->message_type() && i < reflection.FieldSize(message, field); ++i) {
+        check_trains(reflection.GetRepeatedMessage(message, field, i), places,
+                     join_path(at, std::to_string(i)));
+      }
+    } else if (field->message_type()) {
+      check_trains(reflection.GetMessage(message, field), places, at);
+    } else if (field->enum_type()) {
+      const auto& value = *reflection.GetEnum(message, field);
+      if (!value.options().GetExtension(configs::evaluation_only)) continue;
+      config_error(places, at,
+                   "{} is only for evaluation; train with another value, then use `birkhoff eval "
+                   "RUN --set {}={}`",
+                   value.name(), at, value.name());
+    } else if (field->options().GetExtension(configs::measurement) &&
+               reflection.GetBool(message, field)) {
+      config_error(places, at,
+                   "is only for evaluation; train without it, then use `birkhoff eval RUN --set "
+                   "{}=true`",
+                   at);
+    }
+  }
+}
+
+}  // namespace birkhoff

@@ -1,0 +1,77 @@
+// Checks of a configuration's values, and defaults for the values that a user does not set.
+#pragma once
+
+#include <google/protobuf/descriptor.h>
+#include <google/protobuf/message.h>
+
+#include <string>
+#include <vector>
+
+#include "configs/loader/source_locations.h"
+#include "configs/schema/config.pb.h"
+#include "configs/schema/options.pb.h"
+
+namespace birkhoff {
+
+// An interval of the schema's (range) option: "[0, 1)", "(0, inf)".
+class Range {
+ public:
+  explicit Range(const std::string& text);
+  bool contains(double value) const;
+
+ private:
+  double low_, high_;
+  bool low_open_, high_open_;
+};
+
+// The field of the message that has a bool option of configs/schema/options.proto; nullptr: none.
+template <typename Option>
+const google::protobuf::FieldDescriptor* field_with(const google::protobuf::Message& message,
+                                                    const Option& option) {
+  const google::protobuf::Descriptor& type = *message.GetDescriptor();
+  for (int i = 0; i < type.field_count(); ++i) {
+    if (type.field(i)->options().GetExtension(option)) return type.field(i);
+  }
+  return nullptr;
+}
+
+// The block length of a mechanism's message, in tokens. Error(kInternal) if none of its fields is a
+// (block_length).
+int block_length_of(const google::protobuf::Message& mechanism);
+
+// Checks each value by itself: numbers are in their ranges, strings are text. Here and in
+// check_consistency(), Error(kConfig) names the source location, the field, its value and what is
+// allowed.
+void check_values(const google::protobuf::Message& config, const SourceLocations& places);
+
+// Sets every unset field: numbers, strings and enums to their defaults, messages recursively (in a
+// oneof only the chosen one; by default optimizer: adamw, mechanism: dense, and for translation
+// model.encoder). Replaces zeros that mean "derived" with the derived value if the config by itself
+// determines it. Resolving twice changes nothing. Expects numbers in their ranges.
+void resolve(configs::Config& config);
+
+// Checks the values of a resolved config against each other.
+void check_consistency(const configs::Config& config, const SourceLocations& places);
+
+// True if tokens see only earlier tokens, in the stack that predicts.
+bool is_causal(const configs::Task& task);
+// Number of classes that the task predicts; 0 if none.
+int class_count(const configs::Task& task);
+
+// A value that differs from its default although the other fields leave it without effect.
+struct UselessValue {
+  std::string path, what;
+};
+// The useless values of a resolved config, by the (needs) of its fields.
+std::vector<UselessValue> useless_values(const configs::Config& config);
+
+// The condition under which a field has no effect, in words: "unless shape is cosine", "if
+// causal_balance is none or uniform", "in encoders".
+std::string condition_text(const configs::Condition& condition);
+
+// Refuses evaluation-only values (evaluation_only) and fields (measurement) in a config to train
+// from, or in a message at `path` inside it.
+void check_trains(const google::protobuf::Message& message, const SourceLocations& places,
+                  const std::string& path = "");
+
+}  // namespace birkhoff

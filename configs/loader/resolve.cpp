@@ -1,0 +1,142 @@
+#include "configs/loader/check.h"
+
+#include <google/protobuf/descriptor.h>
+
+#include <vector>
+
+namespace birkhoff {
+namespace {
+
+using google::protobuf::FieldDescriptor;
+using google::protobuf::Message;
+using google::protobuf::Reflection;
+
+void set_default(Message& message, const FieldDescriptor* field) {
+  const Reflection& reflection = *message.GetReflection();
+  switch (field->cpp_type()) {
+    case FieldDescriptor::CPPTYPE_INT32:
+      return reflection.SetInt32(&message, field, field->default_value_int32());
+    case FieldDescriptor::CPPTYPE_INT64:
+      return reflection.SetInt64(&message, field, field->default_value_int64());
+    case FieldDescriptor::CPPTYPE_UINT32:
+      return reflection.SetUInt32(&message, field, field->default_value_uint32());
+    case FieldDescriptor::CPPTYPE_UINT64:
+      return reflection.SetUInt64(&message, field, field->default_value_uint64());
+    case FieldDescriptor::CPPTYPE_DOUBLE:
+      return reflection.SetDouble(&message, field, field->default_value_double());
+    case FieldDescriptor::CPPTYPE_FLOAT:
+      return reflection.SetFloat(&message, field, field->default_value_float());
+    case FieldDescriptor::CPPTYPE_BOOL:
+      return reflection.SetBool(&message, field, field->default_value_bool());
+    case FieldDescriptor::CPPTYPE_ENUM:
+      return reflection.SetEnum(&message, field, field->default_value_enum());
+    case FieldDescriptor::CPPTYPE_STRING:
+      return reflection.SetString(&message, field, field->default_value_string());
+    case FieldDescriptor::CPPTYPE_MESSAGE:
+      reflection.MutableMessage(&message, field);
+      return;
+  }
+}
+
+void set_defaults(Message& message) {
+  const Reflection& reflection = *message.GetReflection();
+  for (int i = 0; i < message.GetDescriptor()->field_count(); ++i) {
+    const FieldDescriptor* field = message.GetDescriptor()->field(i);
+    const bool is_message = field->cpp_type() == FieldDescriptor::CPPTYPE_MESSAGE;
+    if (field->is_repeated()) {
+      for (int j = 0; is_message && j < reflection.FieldSize(message, field); ++j) {
+        set_defaults(*reflection.MutableRepeatedMessage(&message, field, j));
+      }
+      continue;
+    }
+    const bool set = reflection.HasField(message, field);
+    if (!set && !field->options().GetExtension(configs::replaced) &&
+        field->real_containing_oneof() == nullptr)
+      set_default(message, field);
+    if (is_message && reflection.HasField(message, field)) {
+      set_defaults(*reflection.MutableMessage(&message, field));
+    }
+  }
+}
+
+using Attentions = google::protobuf::RepeatedPtrField<configs::Attention>;
+
+// All lists of a model's attention.
+std::vector<Attentions*> attention_lists(configs::Model& model) {
+  std::vector<Attentions*> lists{model.mutable_attention()};
+  if (model.has_encoder()) {
+    lists.push_back(model.mutable_encoder()->mutable_attention());
+    lists.push_back(model.mutable_encoder()->mutable_cross_attention());
+  }
+  return lists;
+}
+
+void choose_unchosen(configs::Config& config) {
+  auto& optimizer = *config.mutable_train()->mutable_optimizer();
+  if (optimizer.kind_case() == configs::Optimizer::KIND_NOT_SET) optimizer.mutable_adamw();
+  auto& model = *config.mutable_model();
+  if (config.task().has_translation()) model.mutable_encoder();
+  for (Attentions* attentions : attention_lists(model)) {
+    if (attentions->empty()) attentions->Add();
+    for (auto& attention : *attentions) {
+      if (attention.group().empty()) attention.add_group();
+      for (auto& group : *attention.mutable_group()) {
+        auto& mechanism = *group.mutable_mechanism();
+        if (mechanism.kind_case() == configs::Mechanism::KIND_NOT_SET) mechanism.mutable_dense();
+      }
+    }
+  }
+}
+
+// If exactly one group has no number of heads, it gets the remaining heads.
+void share_heads(configs::Attention& attention, int heads) {
+  configs::HeadGroup* rest = nullptr;
+  int num_without = 0;
+  std::int64_t left = heads;
+  for (auto& group : *attention.mutable_group()) {
+    left -= group.heads();
+    if (group.heads() == 0) {
+      rest = &group;
+      num_without += 1;
+    }
+  }
+  if (num_without == 1 && left > 0) rest->set_heads(static_cast<int>(left));
+}
+
+// Replaces max_blocks = 0 in a mechanism and in the mechanisms inside it.
+void derive_max_blocks(Message& message, int sequence_length) {
+  const auto& reflection = *message.GetReflection();
+  std::vector<const FieldDescriptor*> fields;
+  reflection.ListFields(message, &fields);
+  for (const FieldDescriptor* field : fields) {
+    if (field->message_type() != nullptr) {
+      derive_max_blocks(*reflection.MutableMessage(&message, field), sequence_length);
+    } else if (field->options().GetExtension(configs::blocks_of_sequence) &&
+               reflection.GetInt32(message, field) == 0) {
+      reflection.SetInt32(&message, field, sequence_length / block_length_of(message));
+    }
+  }
+}
+
+}  // namespace
+
+void resolve(configs::Config& config) {
+  config.clear_include();
+  choose_unchosen(config);
+  set_defaults(config);
+  auto& model = *config.mutable_model();
+  if (model.feed_forward() == 0) model.set_feed_forward(4 * model.channels());
+  if (model.has_encoder() && model.encoder().layers() == 0) {
+    model.mutable_encoder()->set_layers(model.layers());
+  }
+  for (Attentions* attentions : attention_lists(model)) {
+    for (auto& attention : *attentions) {
+      share_heads(attention, model.heads());
+      for (auto& group : *attention.mutable_group()) {
+        derive_max_blocks(*group.mutable_mechanism(), config.data().sequence_length());
+      }
+    }
+  }
+}
+
+}  // namespace birkhoff

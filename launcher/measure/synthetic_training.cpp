@@ -1,0 +1,77 @@
+#include "launcher/measure/synthetic_training.h"
+
+#include <cmath>
+
+#include "cluster/base/gpu/device.h"
+#include "launcher/measure/report.h"
+#include "runtime/tasks/task.h"
+
+namespace birkhoff {
+namespace {
+
+configs::Config without_graph(configs::Config config) {
+  config.mutable_train()->set_cuda_graph(false);
+  return config;
+}
+
+}  // namespace
+
+SyntheticTraining::SyntheticTraining(const configs::Config& config, std::int64_t vocabulary,
+                                     at::Device device)
+    : config_(config),
+      plain_config_(without_graph(config)),
+      device_(device),
+      batch_(make_task(config)->synthetic_batch(vocabulary, at::kCPU).to(device)),
+      loss_scale_(loss_scale(config)),
+      group_(make_single_group(device)),
+      model_(make_model(config, vocabulary, device)),
+      buckets_(model_->parameters(), *group_, config.train().bucket_elements()),
+      optimizer_(make_optimizer(config.train().optimizer(), buckets_)),
+      plain_(plain_config_.train(), *model_, *group_, *group_, buckets_, *optimizer_),
+      recorded_(config_.train(), *model_, *group_, *group_, buckets_, *optimizer_) {}
+
+double SyntheticTraining::gradients_of_first(std::int64_t num_sequences) {
+  return plain_.sum_gradients(batch_.narrow(0, num_sequences), kStep, loss_scale_).nats;
+}
+
+PartTimes SyntheticTraining::timed_parts(const std::function<void()>& after_forward) {
+  PartTimes times;
+  double before = now();
+  const auto add_to = [&](double& part) {
+    const double here = now();
+    part += here - before;
+    before = here;
+  };
+  const auto forward_done = [&] {
+    add_to(times.forward);
+    if (after_forward) after_forward();
+  };
+  const GradientSums sums =
+      plain_.sum_gradients(batch_, kStep, loss_scale_,
+                           {.launched = [&] { before = now(); },
+                            .forward_done = forward_done,
+                            .backward_done = [&] { add_to(times.backward); }});
+  plain_.update(sums, kStep, loss_scale_);
+  add_to(times.optimizer);
+  return times;
+}
+
+double SyntheticTraining::step_seconds(bool recorded) {
+  TrainingStep& step = recorded ? recorded_ : plain_;
+  const double start = now();
+  step.update(step.sum_gradients(batch_, kStep, loss_scale_), kStep, loss_scale_);
+  return now() - start;
+}
+
+double SyntheticTraining::loss_scale(const configs::Config& config) {
+  if (config.train().precision() != configs::Train::fp16) return 1;
+  const double tokens = 1.0 * config.train().global_batch() * config.data().sequence_length();
+  return std::exp2(17 - std::ceil(std::log2(tokens)));
+}
+
+double SyntheticTraining::now() const {
+  synchronize(device_);
+  return wall_seconds();
+}
+
+}  // namespace birkhoff

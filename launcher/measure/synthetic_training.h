@@ -1,0 +1,61 @@
+// A model, its optimizer, and the training steps it takes on one batch of synthetic tokens, in one
+// process and without a loader. For `bench step` and `plan`.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+
+#include "configs/schema/config.pb.h"
+#include "models/model.h"
+#include "runtime/optimizers/optimizer.h"
+#include "runtime/training_step.h"
+
+namespace birkhoff {
+
+// Seconds of a step's parts, with a wait for the device after each.
+struct PartTimes {
+  double forward = 0, backward = 0, optimizer = 0;
+};
+
+class SyntheticTraining {
+ public:
+  // Error(kConfig) as make_model().
+  SyntheticTraining(const configs::Config& config, std::int64_t vocabulary, at::Device device);
+
+  Model& model() { return *model_; }
+  at::Device device() const { return device_; }
+  double loss_scale() const { return loss_scale_; }
+
+  // Sums over the first sequences of the batch. Returns the loss in nats, and leaves the gradients,
+  // times loss_scale(), in the parameters.
+  double gradients_of_first(std::int64_t num_sequences);
+
+  // Takes a step. after_forward: called after the forward pass of each micro-batch, unless empty.
+  PartTimes timed_parts(const std::function<void()>& after_forward = {});
+
+  // Seconds of a whole step, recorded (with train.cuda_graph) or not. The host waits only for the
+  // gradient norm.
+  double step_seconds(bool recorded);
+
+ private:
+  static constexpr std::int64_t kStep = 1;
+
+  // About the value that the dynamic scale of runtime/gradients/loss_scale.h reaches; 1 if the
+  // precision needs none.
+  static double loss_scale(const configs::Config& config);
+  // The time once the device has finished its work.
+  double now() const;
+
+  const configs::Config config_, plain_config_;
+  const at::Device device_;
+  const Batch batch_;
+  const double loss_scale_;
+  const std::unique_ptr<ProcessGroup> group_;
+  const std::unique_ptr<Model> model_;
+  GradBuckets buckets_;
+  const std::unique_ptr<Optimizer> optimizer_;
+  TrainingStep plain_, recorded_;
+};
+
+}  // namespace birkhoff

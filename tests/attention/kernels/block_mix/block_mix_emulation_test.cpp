@@ -1,0 +1,218 @@
+// The source code of the GPU block-mixing kernels, run on the CPU by an emulated block of threads,
+// against fp64.
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+
+#include <set>
+
+#include "attention/kernels/block_attention/block_attention.h"
+#include "attention/kernels/block_attention/gpu_arguments.h"
+#include "attention/kernels/block_mix/gpu_few_blocks.h"
+#include "attention/kernels/block_mix/gpu_mix.h"
+#include "attention/kernels/block_mix/gpu_products.h"
+#include "tests/attention/kernels/block_mix/block_mix_problem.h"
+#include "tests/cluster/base/emulated_gpu.h"
+
+namespace birkhoff::test {
+namespace {
+
+template <EmulatedNumber kNumber, template <typename> typename Body>
+void run_kernel(const BlockMixParams& params, std::int64_t num_tasks, int shared_bytes,
+                bool backwards) {
+  using Thread = EmulatedThread<kNumber>;
+  EmulatedBlock block(BlockMixShape::kThreads, static_cast<std::uint32_t>(shared_bytes));
+  for (std::int64_t task = 0; task < num_tasks; ++task) {
+    block.run(task, backwards,
+              [&](int thread) { Body<Thread>(Thread(block, thread), params).run(); });
+  }
+}
+
+template <typename Thread>
+using Forward = BlockMixRows<Thread, false>;
+template <typename Thread>
+using BackwardRows = BlockMixRows<Thread, true>;
+template <int kRows>
+struct Few {
+  template <typename Thread>
+  using Forward = BlockMixFew<Thread, false, kRows>;
+  template <typename Thread>
+  using Backward = BlockMixFew<Thread, true, kRows>;
+};
+
+template <EmulatedNumber kNumber, int kRows>
+void run_few(const BlockMixParams& forward, const BlockMixParams& backward, bool backwards) {
+  using Thread = EmulatedThread<kNumber>;
+  run_kernel<kNumber, Few<kRows>::template Forward>(
+      forward, BlockMixShape::few_tasks(forward, false),
+      Few<kRows>::template Forward<Thread>::kBytes, backwards);
+  run_kernel<kNumber, Few<kRows>::template Backward>(
+      backward, BlockMixShape::few_tasks(backward, true),
+      Few<kRows>::template Backward<Thread>::kBytes, backwards);
+}
+
+// As the launches in attention/kernels/block_mix/gpu_launch.cu.
+template <EmulatedNumber kNumber>
+void run_kernels(const BlockMixParams& forward, const BlockMixParams& backward, bool backwards) {
+  using Shape = BlockMixShape;
+  if (forward.blocks <= Shape::kFewBlocks) {
+    const int rows = Shape::few_rows(forward.blocks);
+    if (rows == 16) return run_few<kNumber, 16>(forward, backward, backwards);
+    if (rows == 32) return run_few<kNumber, 32>(forward, backward, backwards);
+    return run_few<kNumber, 64>(forward, backward, backwards);
+  }
+  const int rows_bytes = Shape::rows_bytes(forward.blocks);
+  const std::int64_t rows_tasks = Shape::rows_tasks(forward);
+  run_kernel<kNumber, Forward>(forward, rows_tasks, rows_bytes, backwards);
+  run_kernel<kNumber, BackwardRows>(backward, rows_tasks, rows_bytes, backwards);
+  run_kernel<kNumber, BlockMixWeights>(backward, Shape::weights_tasks(backward),
+                                       Shape::kWeightsBytes, backwards);
+}
+
+// Returns d_w, then y and d_x of each tensor. `backwards` reverses the order in which threads run.
+std::vector<at::Tensor> solve(const MixProblem& problem, bool backwards = false) {
+  EXPECT_EQ(why_not_gpu_kernels(problem.x_BHNbD), "") << problem.name;
+  std::vector<at::Tensor> x, d_y, others, y, d_x;
+  for (std::size_t i = 0; i < problem.x_BHNbD.size(); ++i) {
+    x.push_back(with_aligned_rows(problem.x_BHNbD[i]));
+    d_y.push_back(with_aligned_rows(problem.d_y_BHNbD[i]));
+    const at::Tensor& other = problem.others_BHNbD[i];
+    others.push_back(other.defined() ? with_aligned_rows(other) : other);
+    // Numbers that a kernel forgets to write stay NaN.
+    y.push_back(new_blocks_like(x[i]).fill_(NAN));
+    d_x.push_back(new_blocks_like(x[i]).fill_(NAN));
+  }
+  const at::Tensor weights = block_mix_weights(problem.weights_BHNN, x[0].scalar_type());
+  const at::Tensor d_weights = new_block_mix_d_weights(x).fill_(NAN);
+  const BlockMixParams forward = block_mix_params(weights, x, y, problem.diagonal),
+                       backward = block_mix_params(weights, x, d_y, others, d_x, d_weights,
+                                                   problem.diagonal);
+  if (forward.dtype == KernelDtype::kHalf) {
+    run_kernels<EmulatedNumber::kHalf>(forward, backward, backwards);
+  } else {
+    run_kernels<EmulatedNumber::kBFloat16>(forward, backward, backwards);
+  }
+  std::vector<at::Tensor> result{d_weights.sum(0)};
+  for (std::size_t i = 0; i < x.size(); ++i) result.insert(result.end(), {y[i], d_x[i]});
+  return result;
+}
+
+void check(const MixProblem& problem) { expect_mixes(solve(problem), problem); }
+
+// Ragged tiles of rows and columns, triangles and whole matrices.
+TEST(BlockMixEmulation, EachDiagonal) {
+  std::uint64_t seed = 0;
+  for (const std::int64_t blocks : {1, 3, 16, 33, 70, 130}) {
+    for (const std::int64_t diagonal : {std::int64_t{-1}, std::int64_t{0}, blocks - 1}) {
+      ++seed;
+      check(make_mix_problem({.blocks = blocks, .head_dim = 40}, diagonal, at::kBFloat16,
+                             seed % 2 == 0, 1, seed));
+    }
+  }
+}
+
+TEST(BlockMixEmulation, OtherDiagonals) {
+  for (const std::int64_t diagonal : {-100, -65, -64, -17, 17, 64, 65}) {
+    check(make_mix_problem({.blocks = 100, .block = 1, .head_dim = 8}, diagonal, at::kBFloat16,
+                           false, 1, 50));
+  }
+}
+
+TEST(BlockMixEmulation, KeysAndValuesOfManyHeads) {
+  check(make_mix_problem({.batch = 2, .heads = 3, .blocks = 20, .block = 3}, -1, at::kBFloat16,
+                         true, 2, 60));
+  check(make_mix_problem({.batch = 2, .heads = 2, .blocks = 9, .block = 5, .head_dim = 24}, 8,
+                         at::kHalf, false, 2, 61));
+}
+
+// Enough columns for d_w to be computed in parts.
+TEST(BlockMixEmulation, PartsOfColumns) {
+  for (const std::int64_t blocks : {10, 70}) {
+    const MixProblem problem = make_mix_problem({.blocks = blocks, .block = 37, .head_dim = 64}, -1,
+                                                at::kHalf, true, 2, 62);
+    EXPECT_GT(new_block_mix_d_weights(problem.x_BHNbD).size(0), 1);
+    check(problem);
+  }
+}
+
+// Slabs that end inside a token's columns and hold fewer columns than a warp's.
+TEST(BlockMixEmulation, FewBlocksWithRaggedSlabs) {
+  std::uint64_t seed = 80;
+  for (const std::int64_t blocks : {1, 7, 16, 17, 32, 33, 64}) {
+    for (const std::int64_t diagonal : {std::int64_t{-1}, blocks - 1}) {
+      ++seed;
+      check(make_mix_problem({.blocks = blocks, .block = 13, .head_dim = 72}, diagonal,
+                             at::kBFloat16, seed % 2 == 0, 2, seed));
+    }
+  }
+}
+
+TEST(BlockMixEmulation, MostBlocks) {
+  check(make_mix_problem({.blocks = 256, .block = 1, .head_dim = 8}, -1, at::kBFloat16, false, 1,
+                         63));
+  check(make_mix_problem({.blocks = BlockMixParams::kMaxBlocks, .block = 1, .head_dim = 8}, -1,
+                         at::kHalf, false, 1, 64));
+}
+
+TEST(BlockMixEmulation, SameBitsInAnyOrderOfThreads) {
+  for (const std::int64_t blocks : {12, 24, 40, 70}) {
+    const MixProblem problem =
+        make_mix_problem({.heads = 2, .blocks = blocks}, -1, at::kBFloat16, true, 2, 65);
+    const auto forwards = solve(problem), backwards = solve(problem, true);
+    for (std::size_t i = 0; i < forwards.size(); ++i) {
+      EXPECT_TRUE(at::equal(forwards[i], backwards[i])) << blocks << " blocks, tensor " << i;
+    }
+  }
+}
+
+// All heads share the weights of one. Products above the diagonal are not computed, not even where
+// an operand is NaN.
+TEST(BlockMixEmulation, LaterBlocksAreNotRead) {
+  MixProblem problem =
+      make_mix_problem({.batch = 2, .heads = 2, .blocks = 70}, -1, at::kBFloat16, false, 1, 66);
+  problem.weights_BHNN =
+      problem.weights_BHNN.narrow(0, 0, 1).narrow(1, 0, 1).expand({2, 2, 70, 70});
+  check(problem);
+  MixProblem broken = problem;
+  broken.x_BHNbD[0] = problem.x_BHNbD[0].clone();
+  broken.x_BHNbD[0].narrow(2, 48, 22).fill_(NAN);
+  EXPECT_TRUE(at::equal(solve(problem)[1].narrow(2, 0, 48), solve(broken)[1].narrow(2, 0, 48)));
+}
+
+template <bool kTransposed>
+void check_tiles(int blocks, int diagonal) {
+  const int tiles = BlockMixShape::tiles(blocks);
+  std::set<std::pair<int, int>> listed;
+  int results = 0;
+  MixTiles<kTransposed> steps(blocks, diagonal);
+  while (steps.next()) {
+    EXPECT_TRUE(listed.insert({steps.result(), steps.source()}).second);
+    EXPECT_LT(steps.source(), blocks);
+    EXPECT_EQ(steps.result(), results * kTileRows);
+    if (steps.ends_result()) ++results;
+  }
+  EXPECT_EQ(results, tiles) << blocks << ", " << diagonal;
+  for (int u = 0; u < blocks; u += kTileRows) {
+    for (int v = 0; v < blocks; v += kTileRows) {
+      const bool needed = v <= std::min(u + kTileRows, blocks) - 1 + diagonal;
+      const bool is_listed = listed.count(kTransposed ? std::pair{v, u} : std::pair{u, v}) > 0;
+      EXPECT_TRUE(is_listed || !needed) << blocks << ", " << diagonal << ": " << u << ", " << v;
+    }
+  }
+  // Tiles wholly above the diagonal are skipped, unless a result tile would have none left.
+  if (diagonal == -1) {
+    EXPECT_EQ(listed.size(), static_cast<std::size_t>(tiles * (tiles + 1) / 2));
+  }
+}
+
+TEST(BlockMixEmulation, TilesOfTheTriangleAreListedOnce) {
+  for (const int blocks : {1, 64, 65, 200, 512}) {
+    for (const int diagonal : {-blocks, -65, -64, -1, 0, 1, 64, blocks - 1}) {
+      if (diagonal < -blocks || diagonal >= blocks) continue;
+      check_tiles<false>(blocks, diagonal);
+      check_tiles<true>(blocks, diagonal);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace birkhoff::test

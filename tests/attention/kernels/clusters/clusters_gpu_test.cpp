@@ -1,0 +1,84 @@
+// The GPU kernels of clusters and of the choice of blocks follow the definition and are as exact as
+// the reference.
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+
+#include "attention/kernels/block_top_k/block_top_k.h"
+#include "tests/attention/kernels/block_top_k/block_top_k_problem.h"
+#include "tests/attention/kernels/clusters/clusters_problem.h"
+#include "tests/attention/mechanisms/mechanism_cases.h"
+#include "tests/kernel_error.h"
+
+namespace birkhoff::test {
+namespace {
+
+constexpr at::ScalarType kRowDtypes[] = {at::kFloat, at::kBFloat16, at::kHalf};
+
+ClusterProblem on_gpu(ClusterProblem problem) {
+  problem.x_BHLD = problem.x_BHLD.detach().to(at::kCUDA).set_requires_grad(true);
+  problem.centroids_HKD = problem.centroids_HKD.to(at::kCUDA);
+  problem.documents.number_BL = problem.documents.number_BL.to(at::kCUDA);
+  return problem;
+}
+
+ClusteredRows rows_on_gpu(const ClusterProblem& problem) {
+  const ClusterProblem there = on_gpu(problem);
+  EXPECT_EQ(choose_path(there, Path::kFused), Path::kFused);
+  ClusteredRows rows = cluster_rows(there, Path::kFused);
+  for (at::Tensor* x : {&rows.unit_BHLD, &rows.distance_BH, &rows.cluster_BHL, &rows.nearest_BHP,
+                        &rows.nearest_ends_BHG}) {
+    if (x->defined()) *x = x->detach().cpu();
+  }
+  return rows;
+}
+
+// Solves twice.
+std::vector<at::Tensor> results_on_gpu(const ClusterProblem& problem) {
+  const ClusterProblem there = on_gpu(problem);
+  std::vector<at::Tensor> results = cluster_results(there, Path::kFused);
+  const auto again = cluster_results(there, Path::kFused);
+  for (std::size_t i = 0; i < results.size(); ++i) {
+    expect_same_bits(results[i], again[i], "result " + std::to_string(i));
+    results[i] = results[i].cpu();
+  }
+  return results;
+}
+
+void check(const ClusterSizes& sizes, at::ScalarType dtype) {
+  SCOPED_TRACE(::testing::Message() << sizes << " " << at::toString(dtype));
+  const ClusterProblem problem = cluster_problem(sizes, dtype);
+  const ClusteredRows rows = rows_on_gpu(problem);
+  expect_nearest(problem, rows);
+  ASSERT_TRUE(at::equal(rows.cluster_BHL, cluster_rows(problem, Path::kReference).cluster_BHL));
+  expect_as_exact_as_the_reference(problem, results_on_gpu(problem));
+}
+
+// Also run under compute-sanitizer.
+TEST(ClustersKernel, SmallAreThoseOfTheDefinition) {
+  for (const ClusterSizes& sizes : kClusterSizes) {
+    for (const at::ScalarType dtype : kRowDtypes) check(sizes, dtype);
+  }
+  for (const at::ScalarType dtype : kRowDtypes) check({2, 2, 70, 5, 65, 9, true, true}, dtype);
+  expect_first_of_equal(rows_on_gpu(repeated_rows()));
+}
+
+TEST(ClustersKernel, ManyRows) { check({2, 1, 4000, 64, 40, 128, false, true}, at::kBFloat16); }
+
+// Also run under compute-sanitizer.
+TEST(BlockTopKKernel, SmallIsTheDefinition) {
+  for (const at::ScalarType dtype : kRowDtypes) {
+    for (const BlockTopK& choice : block_top_ks(dtype)) {
+      BlockTopK there = choice;
+      there.q_BHLD = choice.q_BHLD.to(at::kCUDA);
+      there.k_BHLD = choice.k_BHLD.to(at::kCUDA);
+      there.documents.number_BL = choice.documents.number_BL.to(at::kCUDA);
+      EXPECT_EQ(choose_path(there, Path::kFused), Path::kFused);
+      const at::Tensor chosen = select_top_blocks(there, Path::kFused);
+      expect_blocks_of_the_definition(choice, chosen.cpu());
+      expect_same_bits(chosen, select_top_blocks(there, Path::kFused), "again");
+    }
+  }
+}
+
+}  // namespace
+}  // namespace birkhoff::test

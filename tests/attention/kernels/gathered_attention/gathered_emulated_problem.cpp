@@ -1,0 +1,83 @@
+// Problems of attention over gathered rows, solved by the emulated GPU kernels.
+#include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
+#include <gtest/gtest.h>
+#include <torch/csrc/autograd/autograd.h>
+
+#include <cmath>
+#include <utility>
+
+#include "attention/kernels/gathered_attention/gpu_arguments.h"
+#include "attention/kernels/gathered_attention/parts.h"
+#include "tests/attention/kernels/gathered_attention/gathered_emulated.h"
+#include "tests/attention/kernels/gathered_attention/gathered_problem.h"
+
+namespace birkhoff::test {
+namespace {
+
+using torch::autograd::variable_list;
+
+GatheredParams with_tiles(GatheredParams params, const EmulatedTiles* tiles) {
+  if (tiles == nullptr) {
+    params.tensor_cores = false;
+  } else {
+    EXPECT_TRUE(params.tensor_cores);
+  }
+  return params;
+}
+
+}  // namespace
+
+std::vector<at::Tensor> solve_emulated(const GatheredProblem& problem, const EmulatedTiles* tiles) {
+  GatheredAttention in = problem.attention;
+  // As attend_gathered() passes them on.
+  for (at::Tensor* x :
+       {&in.q_BHLD, &in.k_BHSD, &in.v_BHSD, &in.relative.keys_HRD, &in.sink_H,
+        &in.rows.band.positions_q_BHL, &in.rows.band.positions_k_BHS, &in.key_lengths_B}) {
+    if (x->defined()) *x = x->detach().contiguous();
+  }
+  at::Tensor joined_sink;  // after the kernels
+  if (in.merge == SlotMerge::kOneSoftmax) std::swap(joined_sink, in.sink_H);
+  const auto spoil = [](const std::vector<at::Tensor>& tensors) {
+    for (const at::Tensor& x : tensors) {
+      if (x.defined()) x.fill_(NAN);
+    }
+  };
+  const GatheredForward forward = gathered_forward(in);
+  const AttentionPart& made = forward.results.part;
+  spoil(forward.scratch);
+  spoil({made.out_BHLD, made.max_BHL, made.sum_BHL});
+  emulate_gathered_attention(with_tiles(forward.params, tiles), tiles);
+
+  const bool mean = in.merge == SlotMerge::kMean;
+  variable_list inputs{made.out_BHLD.set_requires_grad(true), made.sum_BHL.set_requires_grad(true)};
+  if (joined_sink.defined()) inputs.push_back(joined_sink.set_requires_grad(true));
+  const AttentionPart part = joined_sink.defined() ? with_sink(made, joined_sink) : made;
+  const at::Tensor lse = mean ? part.sum_BHL.gt(0).to(at::kFloat) : finite_lse(part);
+  variable_list outputs{part.out_BHLD}, d_outputs{problem.d_out_BHLD};
+  if (!mean) {
+    outputs.push_back(lse);
+    d_outputs.push_back(problem.d_lse_BHL);
+  }
+  const variable_list d_inputs =
+      torch::autograd::grad(outputs, inputs, d_outputs, /*retain_graph=*/false,
+                            /*create_graph=*/false, /*allow_unused=*/true);
+
+  const at::NoGradGuard no_grad;
+  const at::Tensor d_out = d_inputs[0].contiguous(),
+                   d_sum = mean ? at::Tensor() : d_inputs[1].contiguous();
+  const GatheredBackward backward = gathered_backward(in, forward.results, d_out, d_sum);
+  spoil(backward.scratch);
+  spoil({backward.gradients.d_q_BHLD, backward.gradients.d_k_BHSD, backward.gradients.d_v_BHSD,
+         backward.d_table_NHRD, backward.d_sink_BHL});
+  emulate_gathered_attention_backward(with_tiles(backward.params, tiles), tiles);
+  const GatheredGradients gradients = finished_gradients(in, backward);
+  variable_list results{part.out_BHLD.detach(), lse.detach(), gradients.d_q_BHLD,
+                        gradients.d_k_BHSD, gradients.d_v_BHSD};
+  if (in.relative.defined()) results.push_back(gradients.d_relative_keys_HRD);
+  if (in.sink_H.defined()) results.push_back(gradients.d_sink_H);
+  if (joined_sink.defined()) results.push_back(d_inputs[2]);
+  return results;
+}
+
+}  // namespace birkhoff::test

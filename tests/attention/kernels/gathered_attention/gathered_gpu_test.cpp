@@ -1,0 +1,107 @@
+// The GPU kernels of attention over gathered rows are as exact as the reference.
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+
+#include "attention/kernels/counting_sort/counting_sort.h"
+#include "tests/attention/kernels/gathered_attention/gathered_problem.h"
+#include "tests/kernel_error.h"
+
+namespace birkhoff::test {
+namespace {
+
+GatheredProblem on_gpu(const GatheredProblem& problem) {
+  GatheredProblem there = problem;
+  const auto move = [](at::Tensor& x) {
+    if (x.defined()) x = x.detach().to(at::kCUDA);
+  };
+  GatheredAttention& in = there.attention;
+  for (at::Tensor* x : {&in.q_BHLD, &in.k_BHSD, &in.v_BHSD, &in.relative.keys_HRD, &in.sink_H}) {
+    move(*x);
+    if (x->defined()) x->set_requires_grad(true);
+  }
+  for (at::Tensor* x : {&in.rows.band.positions_q_BHL, &in.rows.band.positions_k_BHS,
+                        &in.key_lengths_B, &there.d_out_BHLD, &there.d_lse_BHL}) {
+    move(*x);
+  }
+  for (RowLists* lists : {&in.rows.queries, &in.rows.keys}) {
+    *lists = make_row_lists(lists->rows_BHP.cuda(), lists->ends_BHG.cuda(), lists->num_rows);
+  }
+  return there;
+}
+
+// Solves twice.
+std::vector<at::Tensor> solve_on_gpu(const GatheredProblem& problem) {
+  const GatheredProblem there = on_gpu(problem);
+  EXPECT_EQ(choose_path(there.attention, Path::kFused), Path::kFused);
+  std::vector<at::Tensor> kernel = solve(there, Path::kFused);
+  const auto again = solve(there, Path::kFused);
+  for (std::size_t i = 0; i < kernel.size(); ++i) {
+    expect_same_bits(kernel[i], again[i], problem.name + " result " + std::to_string(i));
+    kernel[i] = kernel[i].cpu();
+  }
+  return kernel;
+}
+
+// Also run under compute-sanitizer.
+TEST(GatheredKernel, SmallIsAsExactAsTheReference) {
+  for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16, at::kHalf}) {
+    for (int seed = 0; seed < 60; ++seed) {
+      expect_errors_of_the_reference(seed, dtype, 300, out_rounding(dtype), solve_on_gpu);
+    }
+  }
+}
+
+class GatheredKernelMergedAs : public ::testing::TestWithParam<SlotMerge> {};
+INSTANTIATE_TEST_SUITE_P(Merges, GatheredKernelMergedAs,
+                         ::testing::Values(SlotMerge::kOneSoftmax, SlotMerge::kMean));
+
+// Relative positions, sinks and grouped queries. Also run under compute-sanitizer.
+TEST_P(GatheredKernelMergedAs, SmallWithTermsIsAsExactAsTheReference) {
+  const bool mean = GetParam() == SlotMerge::kMean;
+  for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16, at::kHalf}) {
+    for (int seed = 0; seed < 60; ++seed) {
+      expect_errors_of_the_reference(seed, dtype, 300, out_rounding(mean ? at::kFloat : dtype),
+                                     solve_on_gpu, GetParam(), random_problem_for_gpus);
+    }
+  }
+}
+
+// Head dims for each of the tensor-core kernels. Also run under compute-sanitizer.
+TEST_P(GatheredKernelMergedAs, SmallOnTensorCoresIsAsExactAsTheReference) {
+  for (const auto random_problem : {random_problem_of_width<64>, random_problem_of_width<72>,
+                                    random_problem_of_width<128>, random_problem_of_width<256>}) {
+    for (const at::ScalarType dtype : {at::kBFloat16, at::kHalf}) {
+      for (int seed = 0; seed < 40; seed += 4) {
+        expect_errors_of_the_reference(seed, dtype, 300, out_rounding(dtype), solve_on_gpu,
+                                       GetParam(), random_problem);
+      }
+    }
+  }
+}
+
+// By the kernel and, beyond its count, by sorting. Also run under compute-sanitizer.
+TEST(SortedIndices, SmallAreThoseOfTheCpu) {
+  for (const int count : {5, CountingSortParams::kMaxCount, CountingSortParams::kMaxCount + 1}) {
+    const at::Tensor numbers = at::randint(-2, count + 2, {2, 3, 1000}, at::kInt),
+                     used = at::randint(0, 1001, {2, 3}, at::kInt);
+    const SortedIndices expected = counting_sort(numbers, count, used),
+                        made = counting_sort(numbers.cuda(), count, used.cuda());
+    EXPECT_TRUE(at::equal(made.order_BHP.cpu(), expected.order_BHP)) << count;
+    EXPECT_TRUE(at::equal(made.starts_BHR.cpu(), expected.starts_BHR)) << count;
+  }
+}
+
+TEST(GatheredKernel, LongWindowsAreAsExactAsTheReference) {
+  const GatheredProblem problem = window_problem(2, 4, 3000, 200);
+  const auto exact = solve(problem.to(at::kDouble), Path::kReference);
+  for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
+    const auto reference = solve(problem.to(dtype), Path::kReference),
+               kernel = solve_on_gpu(problem.to(dtype));
+    for (std::size_t i = 0; i < kernel.size(); ++i) {
+      expect_as_exact(kernel[i], reference[i], exact[i], "result " + std::to_string(i));
+    }
+  }
+}
+
+}  // namespace
+}  // namespace birkhoff::test

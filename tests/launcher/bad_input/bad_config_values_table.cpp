@@ -1,0 +1,251 @@
+// Values out of range, values that contradict each other, and --set.
+#include "tests/launcher/bad_input/bad_input.h"
+#include "tests/launcher/bad_input/damage.h"
+
+namespace birkhoff {
+namespace {
+
+// good.txtpb with one --set; the message must name the setting's path. Bad values never create a
+// file.
+BadInput value(const std::string& setting, std::vector<std::string> words) {
+  words.push_back(setting.substr(0, setting.find('=')));
+  return {.name = "--set " + setting,
+          .line = "config print good.txtpb --set '" + setting + "'",
+          .code = ExitCode::kConfig,
+          .words = std::move(words)};
+}
+
+std::vector<BadInput> ranges() {
+  const std::string sinkhorn = "model.attention.0.group.0.mechanism.sinkhorn.";
+  const std::string local = "model.attention.0.group.0.mechanism.block_local.";
+  return {
+      as_process_too(value("train.steps=0", {"[1, 1000000000000]", "is 0"})),
+      value("train.steps=-5", {"is -5"}),
+      value("train.steps=1e13", {"[1, 1000000000000]", "is 10000000000000"}),
+      value("checkpoint.every=-1e3", {"is -1000"}),
+      value("model.layers=1e4", {"[1, 4096]", "is 10000"}),
+      value("train.seed=-1e3", {"integer of at least 0"}),
+      value("model.layers=010", {"'010' starts with a zero", "octal"}),
+      value("model.heads=-08", {"'08' starts with a zero"}),
+      value("train.seed=0x10", {"'0x10' is hexadecimal", "decimal"}),
+      value("train.clip_norm=00.5", {"starts with a zero"}),
+      value("train.global_batch=16.0", {"expected an integer", "'16.0'"}),
+      value("train.global_batch=1e10", {"train.global_batch", "10000000000"}),
+      value("model.layers=1e-1", {"expected an integer", "'1e-1'"}),
+      value("device=gpu", {"'gpu'", "cpu, cuda", "did you mean 'cuda'"}),
+      value("device=GPU", {"'GPU'", "did you mean 'cuda'"}),
+      value("train.precision=float16", {"'float16'", "did you mean 'fp16'"}),
+      value("train.precision=bfloat16", {"did you mean 'bf16'"}),
+      value("train.global_batch=0", {"is 0"}),
+      value("train.micro_batch=-1", {"is -1"}),
+      value("train.clip_norm=-1", {"is -1"}),
+      value("train.clip_norm=inf", {"is inf"}),
+      value("train.max_skipped=0", {"is 0"}),
+      value("train.bucket_elements=0", {"is 0"}),
+      value("train.schedule.learning_rate=-0.001", {"is -0.001"}),
+      value("train.schedule.learning_rate=nan", {"is nan"}),
+      value("train.schedule.warmup_steps=-1", {"is -1"}),
+      value("train.optimizer.adamw.beta1=1", {"[0, 1)", "is 1"}),
+      value("train.optimizer.adamw.beta2=1.5", {"is 1.5"}),
+      value("train.optimizer.adamw.epsilon=0", {"(0, 1]", "is 0"}),
+      value("train.optimizer.adamw.weight_decay=-0.1", {"is -0.1"}),
+      value("train.optimizer.adafactor.decay_exponent=0", {"is 0"}),
+      value("train.optimizer.adafactor.clip_update=0", {"is 0"}),
+      value("data.sequence_length=0", {"is 0"}),
+      value("data.sequence_length=2000000", {"is 2000000"}),
+      value("data.prefetch=0", {"is 0"}),
+      value("model.layers=0", {"is 0"}),
+      value("model.layers=5000", {"is 5000"}),
+      value("model.channels=0", {"is 0"}),
+      value("model.heads=0", {"is 0"}),
+      value("model.feed_forward=-1", {"is -1"}),
+      value("model.norm_epsilon=0", {"is 0"}),
+      value("model.dropout.residual=1", {"[0, 1)", "is 1"}),
+      value("model.dropout.embedding=-0.5", {"is -0.5"}),
+      value(sinkhorn + "block=0", {"is 0"}),
+      value(sinkhorn + "temperature=0", {"is 0"}),
+      value(sinkhorn + "iterations=1001", {"is 1001"}),
+      value(sinkhorn + "max_blocks=-1", {"is -1"}),
+      value(local + "look_back=2", {"[0, 1]", "is 2"}),
+      value("checkpoint.every=-1", {"is -1"}),
+      value("checkpoint.keep=0", {"is 0"}),
+      value("mesh.data=-1", {"is -1"}),
+      value("evaluate.micro_batch=0", {"is 0"}),
+      value("metrics.every=0", {"is 0"}),
+  };
+}
+
+std::vector<BadInput> contradictions() {
+  const std::string sinkhorn = "model.attention.0.group.0.mechanism.sinkhorn.";
+  return {
+      value("model.channels=17", {"17", "2 heads"}),
+      {.name = "sinusoidal positions of an odd width",
+       .line = "config print good.txtpb --set model.positions=sinusoidal --set model.channels=15 "
+               "--set model.heads=1",
+       .code = ExitCode::kConfig,
+       .words = {"model.channels", "even", "15"}},
+      {.name = "too few heads in the groups",
+       .line = "config print good.txtpb --set model.attention.0.group.0.heads=1",
+       .code = ExitCode::kConfig,
+       .words = {"model.attention.0", "1 head together", "model.heads is 2"}},
+      {.name = "too many heads in the groups",
+       .line = "config print good.txtpb --set model.attention.0.group.0.heads=3",
+       .code = ExitCode::kConfig,
+       .words = {"model.attention.0", "3 heads", "model.heads is 2"}},
+      {.name = "a head group without heads left",
+       .line = "config print good.txtpb --set model.attention.0.group.0.heads=2 --set "
+               "model.attention.0.group.1={}",
+       .code = ExitCode::kConfig,
+       .words = {"model.attention.0.group.1.heads", "no heads are left"}},
+      {.name = "an encoder without a second sequence",
+       .line = "config print good.txtpb --set model.encoder.layers=2",
+       .code = ExitCode::kConfig,
+       .words = {"model.encoder", "only task.translation", "remove model.encoder"}},
+      value(sinkhorn + "block=5", {"32", "5", "multiple"}),
+      value(sinkhorn + "max_blocks=3", {"3", "4 blocks"}),
+      {.name = "prefix balance of too many blocks",
+       .line = "config print good.txtpb --set data.sequence_length=4096",
+       .code = ExitCode::kConfig,
+       .words = {"causal_balance", "256", "512"}},
+      value("train.micro_batch=5", {"5", "global_batch 4"}),
+      value("train.schedule.final_learning_rate=1", {"1", "learning_rate"}),
+      {.name = "rsqrt without warm-up",
+       .line = "config print good.txtpb --set train.schedule.shape=rsqrt --set "
+               "train.schedule.warmup_steps=0",
+       .code = ExitCode::kConfig,
+       .words = {"warmup_steps", "rsqrt"}},
+      {.name = "fp64 on a GPU",
+       .line = "config print good.txtpb --set device=cuda --set train.precision=fp64",
+       .code = ExitCode::kConfig,
+       .words = {"train.precision", "fp64 needs device: cpu"}},
+      {.name = "ZeRO with factored optimizer state",
+       .line =
+           "config print good.txtpb --set train.zero_stage=1 --set train.optimizer.adafactor={}",
+       .code = ExitCode::kConfig,
+       .words = {"train.zero_stage", "must be 0 with train.optimizer.adafactor"}},
+      value("train.cuda_graph=true", {"needs device: cuda"}),
+      {.name = "a CUDA graph of updates that read the host",
+       .line = "config print good.txtpb --set device=cuda --set train.cuda_graph=true --set "
+               "train.optimizer.adafactor={}",
+       .code = ExitCode::kConfig,
+       .words = {"train.cuda_graph", "must be false with train.optimizer.adafactor"}},
+      {.name = "a CUDA graph over virtual shards",
+       .line = "config print good.txtpb --set device=cuda --set train.cuda_graph=true --set "
+               "train.invariant.shards=2",
+       .code = ExitCode::kConfig,
+       .words = {"train.cuda_graph", "must be false with train.invariant.shards"}},
+      {.name = "a CUDA graph with dropout that waits for the GPU",
+       .line = "config print good.txtpb --set device=cuda --set train.cuda_graph=true --set "
+               "model.attention.0.group.0.mechanism.routing.dropout=0.1",
+       .code = ExitCode::kConfig,
+       .words = {"train.cuda_graph", "must be false with", "mechanism.routing.dropout 0.1"}},
+      {.name = "a CUDA graph with keys of one document",
+       .line = "config print good.txtpb --set device=cuda --set train.cuda_graph=true --set "
+               "data.restart_at_documents=true --set "
+               "model.attention.0.group.0.mechanism.moba.block=8",
+       .code = ExitCode::kConfig,
+       .words = {"train.cuda_graph", "must be false with data.restart_at_documents",
+                 "group.0.mechanism.moba"}},
+      {.name = "a value without effect",
+       .line = "train good.txtpb --run new --set train.schedule.shape=constant --set "
+               "train.schedule.final_learning_rate=1e-5",
+       .code = ExitCode::kConfig,
+       .words = {"train.schedule.final_learning_rate", "1e-05 has no effect unless shape is cosine",
+                 "leave it at its default, 0.0001"}},
+      value("mesh.tensor=2", {"not supported yet", "2"}),
+      value("mesh.sequence=2", {"not supported yet", "2"}),
+      value("evaluate.split=train", {"valid", "test", "'train'"}),
+  };
+}
+
+std::vector<BadInput> settings() {
+  const std::string print = "config print good.txtpb --set ";
+  const auto set = [&](std::string name, const std::string& setting,
+                       std::vector<std::string> words) {
+    return BadInput{.name = "--set " + name,
+                    .line = print + "'" + setting + "'",
+                    .code = ExitCode::kConfig,
+                    .words = std::move(words)};
+  };
+  return {
+      set("without an equals sign", "train.steps", {"--set train.steps", "path=value"}),
+      set("without a path", "=5", {"--set =5", "path=value"}),
+      set("without a value", "train.steps=", {"train.steps", "missing"}),
+      set("an unknown message", "trainer.steps=5", {"'trainer'", "did you mean 'train'"}),
+      set("an unknown field", "train.stepz=5", {"'stepz'", "did you mean 'steps'"}),
+      set("a field below a value", "train.steps.more=1", {"'train.steps' is a value"}),
+      set("an empty step in the path", "train..steps=1", {"''"}),
+      set("a path that ends in a dot", "train.=1", {"''"}),
+      set("a message to a word", "task=language_model", {"task is a message", "language_model"}),
+      set("a list to a word", "model.attention=dense", {"model.attention is a list"}),
+      set("an entry beyond the list", "model.attention.5.group.0.heads=2",
+          {"'5' is not an index", "0 to 1"}),
+      set("an entry by name", "model.attention.first.group.0.heads=2", {"'first' is not an index"}),
+      set("an include", "include=good.txtpb", {"include belongs in a file"}),
+      set("two values", "train.steps=1 steps: 2", {"train.steps"}),
+      set("a word for a number", "train.steps=many", {"train.steps", "integer", "'many'"}),
+      set("an unknown choice", "model.attention.0.group.0.mechanism.sparse.block=4",
+          {"'sparse'", "mechanism"}),
+      set("a message with a brace too few", "model.dropout={residual: 0.1", {"model.dropout"}),
+      {.name = "--set with a control character",
+       .code = ExitCode::kConfig,
+       .words = {"data.corpus", "control character"},
+       .arguments = {"config", "print", "good.txtpb", "--set", "data.corpus=a\nb"}},
+  };
+}
+
+std::vector<BadInput> of_train() {
+  const auto train = [](std::string name, const std::string& settings, ExitCode code,
+                        std::vector<std::string> words) {
+    return BadInput{.name = "train " + name,
+                    .line = "train good.txtpb --run new " + settings,
+                    .code = code,
+                    .words = std::move(words)};
+  };
+  return {
+      train("without a corpus", "--set data.corpus=", ExitCode::kConfig,
+            {"data.corpus is not set", "birkhoff prepare"}),
+      train("on a missing corpus", "--set data.corpus=nowhere", ExitCode::kData,
+            {"nowhere", "birkhoff prepare"}),
+      train("on a run as its corpus", "--set data.corpus=run", ExitCode::kData,
+            {"run", "manifest.json"}),
+      train("on a file as its corpus", "--set data.corpus=text/one.txt", ExitCode::kData,
+            {"text/one.txt"}),
+      as_process_too(train("translation", "--set task.translation={}", ExitCode::kConfig,
+                           {"task.translation", "cannot be trained yet"})),
+      train("classification of a corpus without labels", "--set task.classification={}",
+            ExitCode::kData, {"corpus", "record 'label'", "--label-column"}),
+      train("for another number of ranks", "--set mesh.data=3", ExitCode::kConfig,
+            {"mesh.data is 3", "1 rank"}),
+      train("for another number of supervised ranks", "--ranks 2 --set mesh.data=3",
+            ExitCode::kConfig, {"mesh.data is 3", "2 ranks"}),
+      as_process(train("a stream the corpus has not", "--set task.language_model.stream=letters",
+                       ExitCode::kData, {"letters", "it has: tokens"})),
+      as_process(train("sequences longer than the text",
+                       "--set data.sequence_length=8192 --set model.attention=[{}]",
+                       ExitCode::kData, {"8192", "sequence_length"})),
+  };
+}
+
+}  // namespace
+
+std::vector<BadInput> bad_config_values() {
+  std::vector<BadInput> rows;
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+  // Memory is limited, so that no machine can allocate the first matrix, of 12 GiB. Sanitizers need
+  // terabytes of addresses.
+  rows.push_back({.name = "train larger than the memory",
+                  .line = "train good.txtpb --run new --set model.channels=32768 "
+                          "--set model.attention=[{}]",
+                  .code = ExitCode::kMemory,
+                  .words = {"out of memory", "data.sequence_length"},
+                  .where = Where::kProcess,
+                  .shell = "ulimit -v 8000000"});
+#endif
+  for (auto table : {ranges, contradictions, settings, of_train}) {
+    for (BadInput& row : table()) rows.push_back(std::move(row));
+  }
+  return rows;
+}
+
+}  // namespace birkhoff

@@ -1,0 +1,129 @@
+// ZeRO stage 1: each rank keeps and updates slices, and every bit of the result stays the same.
+#include <ATen/ATen.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <set>
+
+#include "cluster/base/collectives/thread_group.h"
+#include "runtime/agreement.h"
+#include "runtime/gradients/grad_norm.h"
+#include "tests/runtime/optimizers/gathered_state.h"
+
+namespace birkhoff {
+namespace {
+
+using test::gathered_state;
+using test::toy_config;
+using test::ToyTraining;
+
+std::size_t optimizer_bytes(ToyTraining& training) {
+  std::size_t bytes = 0;
+  for (const TensorPart& shard : training.optimizer->state()) bytes += shard.data.nbytes();
+  return bytes;
+}
+
+configs::Config config_with(int steps, int shards, std::int64_t bucket_elements, bool zero) {
+  configs::Config config = toy_config(steps);
+  config.mutable_train()->mutable_invariant()->set_shards(shards);
+  config.mutable_train()->set_bucket_elements(bucket_elements);
+  config.mutable_train()->set_zero_stage(zero);
+  return config;
+}
+
+TEST(Zero, TrainsToTheSameBitsWithASliceOfTheState) {
+  const StopSignals signals;
+  for (const int ranks : {1, 2, 3, 4}) {
+    for (const int shards : {0, 6}) {
+      for (const std::int64_t bucket_elements : {1, 60, 1 << 20}) {
+        run_ranks(ranks, [&](ProcessGroup& group) {
+          ToyTraining plain(config_with(8, shards, bucket_elements, false), group, at::kFloat);
+          ToyTraining zero(config_with(8, shards, bucket_elements, true), group, at::kFloat);
+          // A step that all ranks skip.
+          for (ToyTraining* training : {&plain, &zero}) {
+            training->model.spoil(3, 2 * 12 + 5);
+            training->run(signals);
+          }
+          const auto state = gathered_state(plain, group);
+          EXPECT_EQ(gathered_state(zero, group), state)
+              << ranks << " ranks, " << shards << " shards, buckets of " << bucket_elements;
+          EXPECT_EQ(state.size(), 5u + 1 + 2 * 5 + 1);  // with a statistic and the step's number
+          EXPECT_EQ(zero.state.tokens, plain.state.tokens);
+        });
+      }
+    }
+  }
+}
+
+TEST(Zero, ARankKeepsOneSliceOfEachBucket) {
+  run_ranks(4, [](ProcessGroup& group) {
+    ToyTraining plain(config_with(1, 0, 1 << 20, false), group, at::kFloat);
+    ToyTraining zero(config_with(1, 0, 1 << 20, true), group, at::kFloat);
+    const std::size_t count = sizeof(double);           // of updates, on every rank
+    const std::size_t slice = 2 * sizeof(float) * 128;  // of 512 elements, padding included
+    EXPECT_LE(optimizer_bytes(zero), slice + count);
+    const at::Tensor slices =
+        at::full({1}, static_cast<std::int64_t>(optimizer_bytes(zero) - count));
+    group.all_reduce(slices, ReduceOp::kSum, "bytes of all slices");
+    EXPECT_EQ(slices.item<std::int64_t>(), optimizer_bytes(plain) - count);
+    // Every rank names every tensor, so that a surplus one in a checkpoint is noticed.
+    std::set<std::string> plain_names, names;
+    for (const TensorPart& shard : plain.optimizer->state()) plain_names.insert(shard.name);
+    for (const TensorPart& shard : zero.optimizer->state()) names.insert(shard.name);
+    EXPECT_EQ(names, plain_names);
+  });
+}
+
+// The norm is a sum of blocks of 4096 elements: slices shorter and longer than a block cut them
+// anywhere.
+TEST(Zero, TheGradientNormHasTheSameBits) {
+  for (const int ranks : {2, 3, 4, 7}) {
+    for (const std::int64_t elements : {100, 5000, 30011, 90000}) {
+      run_ranks(ranks, [&](ProcessGroup& group) {
+        const auto norm = [&](bool zero) {
+          Parameters parameters(1, at::kFloat);
+          parameters.add("a", {elements}, Initializer::zeros(), true);
+          parameters.add("b", {13}, Initializer::zeros(), true);
+          parameters.add("c", {elements / 3}, Initializer::zeros(), true);
+          GradBuckets buckets(parameters, group, elements, 0, zero);
+          EXPECT_EQ(buckets.buckets().size(), 2u);
+          for (const Parameter& parameter : parameters.list()) {
+            const at::Tensor index = at::arange(parameter.value.numel(), at::kFloat);
+            parameter.value.mutable_grad().copy_((index * 0.37 + group.rank()).sin());
+          }
+          buckets.start_reducing();
+          buckets.finish_reducing({});
+          const double finite = gradient_norm(buckets);
+          // One non-finite element, in any rank's slice: all ranks learn of it.
+          for (auto& bucket : buckets.buckets()) {
+            const Interval owned = buckets.owned(bucket);
+            const std::int64_t last = bucket.slots.back().offset;
+            if (owned.begin <= last && last < owned.end) bucket.gradients[last].fill_(INFINITY);
+          }
+          EXPECT_FALSE(std::isfinite(gradient_norm(buckets)));
+          return finite;
+        };
+        EXPECT_EQ(norm(true), norm(false)) << ranks << " ranks, " << elements << " elements";
+      });
+    }
+  }
+}
+
+TEST(Zero, RanksCompareWhatTheyHoldInCommonAndNoSlices) {
+  std::vector<std::string> lines(2);
+  const StopSignals signals;
+  run_ranks(2, [&](ProcessGroup& group) {
+    ToyTraining training(config_with(2, 0, 60, true), group, at::kFloat);
+    training.run(signals);
+    Agreement agreement(group, training_parts(training.model, *training.optimizer, 2), "here");
+    EXPECT_EQ(agreement.find_difference(training.state), "");
+    if (group.rank() == 1) training.model.parameters().list()[0].value.detach()[0][0] += 1;
+    lines[static_cast<std::size_t>(group.rank())] = agreement.find_difference(training.state);
+  });
+  EXPECT_EQ(lines[0], lines[1]);
+  EXPECT_THAT(lines[0], testing::HasSubstr("embedding (compared with rank 0"));
+}
+
+}  // namespace
+}  // namespace birkhoff
