@@ -259,7 +259,7 @@ Outcome run_logged(const configs::Config& config, const RunPaths& paths, bool fr
   GradBuckets buckets(model->parameters(), group, config.train().bucket_elements(),
                       config.train().invariant().shards(), config.train().zero_stage());
   const std::unique_ptr<Optimizer> optimizer = make_optimizer(config.train().optimizer(), buckets);
-  std::vector<TensorPart> shards = training_shards(*model, *optimizer, world.size());
+  std::vector<TensorPart> shards = training_parts(*model, *optimizer, world.size());
   StartState start = load_start(run.resume_path, config, corpus, shards);
   TrainState& state = start.train;
   resumed_from = state.step;
