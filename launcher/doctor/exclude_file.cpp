@@ -33,7 +33,7 @@ std::set<std::string> hosts_in_file(const std::string& path) {
     ++number;
     if (!is_host(line)) {
       fail(ExitCode::kUsage, "{}: line {} is {}, not the name of a host: write one name a line",
-           path, number, quoted(line));
+           path, number, birkhoff::quoted(line));
     }
     if (!line.empty()) hosts.insert(line);
   }

@@ -16,10 +16,10 @@
 #include "data/corpus/corpus.h"
 #include "launcher/doctor/probes.h"
 #include "launcher/processes/ranks.h"
+#include "launcher/versions.h"
 
 #ifdef BIRKHOFF_CUDA
 #include "cluster/nccl_group.h"
-#include "launcher/versions.h"
 #endif
 
 namespace birkhoff {
