@@ -1,7 +1,8 @@
 #include "launcher/command_line.h"
-#include "launcher/versions.h"
 
 #include <map>
+
+#include "launcher/versions.h"
 
 namespace birkhoff {
 namespace {

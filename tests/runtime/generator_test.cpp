@@ -12,6 +12,7 @@ namespace {
 
 struct NoCache final : DecodeCache {
   void select_rows(const at::Tensor&) override {}
+  std::int64_t length() const override { return 0; }
 };
 
 // Its logits depend only on the last token, and it records the tokens fed to each cache.
