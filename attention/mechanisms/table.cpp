@@ -7,15 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "attention/logit_terms.h"
-#include "attention/mechanism.h"
-#include "attention/mechanisms/block_local/block_local.h"
-#include "attention/mechanisms/dense/dense.h"
-#include "attention/mechanisms/moba/moba.h"
-#include "attention/mechanisms/routing/routing.h"
-#include "attention/mechanisms/sinkhorn/sinkhorn.h"
-#include "attention/mechanisms/sinkhorn/sinkhorn_mixture.h"
-#include "attention/mechanisms/sliding_window/sliding_window.h"
+#include "attention/mechanisms/table.h"
 #include "cluster/base/error.h"
 #include "configs/loader/check.h"
 #include "configs/loader/message_text.h"
@@ -26,51 +18,19 @@ namespace {
 
 using Kind = configs::Mechanism;
 
-struct MakeArguments {
-  const configs::Mechanism& config;
-  const MechanismShape& shape;
-  const std::string& prefix;
-  Parameters& parameters;
-  const LogitTerms& terms;
-};
-
 struct Entry {
   Kind::KindCase kind;
   std::unique_ptr<Mechanism> (*make)(const MakeArguments&);
 };
 
-const Entry kMechanisms[] = {
-    {Kind::kDense,
-     [](const MakeArguments& m) -> std::unique_ptr<Mechanism> {
-       return std::make_unique<DenseAttention>(m.config.dense(), m.shape, m.terms);
-     }},
-    {Kind::kBlockLocal,
-     [](const MakeArguments& m) -> std::unique_ptr<Mechanism> {
-       return std::make_unique<BlockLocalAttention>(m.config.block_local(), m.shape, m.terms);
-     }},
-    {Kind::kSinkhorn,
-     [](const MakeArguments& m) -> std::unique_ptr<Mechanism> {
-       return std::make_unique<SinkhornAttention>(m.config.sinkhorn(), m.shape, m.prefix,
-                                                  m.parameters, m.terms);
-     }},
-    {Kind::kSinkhornMixture,
-     [](const MakeArguments& m) -> std::unique_ptr<Mechanism> {
-       return std::make_unique<SinkhornMixtureMechanism>(m.config.sinkhorn_mixture(), m.shape,
-                                                         m.prefix, m.parameters, m.terms);
-     }},
-    {Kind::kSlidingWindow,
-     [](const MakeArguments& m) -> std::unique_ptr<Mechanism> {
-       return std::make_unique<SlidingWindowAttention>(m.config.sliding_window(), m.shape, m.terms);
-     }},
-    {Kind::kMoba,
-     [](const MakeArguments& m) -> std::unique_ptr<Mechanism> {
-       return std::make_unique<MixtureOfBlockAttention>(m.config.moba(), m.shape, m.terms);
-     }},
-    {Kind::kRouting,
-     [](const MakeArguments& m) -> std::unique_ptr<Mechanism> {
-       return std::make_unique<RoutingAttention>(m.config.routing(), m.shape, m.prefix,
-                                                 m.parameters, m.terms);
-     }},
+constexpr Entry kMechanisms[] = {
+    {Kind::kDense, make_dense},
+    {Kind::kBlockLocal, make_block_local},
+    {Kind::kSinkhorn, make_sinkhorn},
+    {Kind::kSinkhornMixture, make_sinkhorn_mixture},
+    {Kind::kSlidingWindow, make_sliding_window},
+    {Kind::kMoba, make_moba},
+    {Kind::kRouting, make_routing},
 };
 
 }  // namespace

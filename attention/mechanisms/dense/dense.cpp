@@ -8,6 +8,7 @@
 #include "attention/kernels/common/grouped_queries.h"
 #include "attention/kernels/common/masked_softmax.h"
 #include "attention/key_value_cache.h"
+#include "attention/mechanisms/table.h"
 #include "cluster/base/error.h"
 #include "configs/schema/attention.pb.h"
 
@@ -157,6 +158,10 @@ at::Tensor DenseAttention::decode_step(DecodeState& state, const AttentionInput&
   cache.append(in.k_BHSD, in.v_BHSD);
   return terms_.attend(in.q_BHLD, cache.keys(0, cache.size()), cache.values(0, cache.size()),
                        cache.size());
+}
+
+std::unique_ptr<Mechanism> make_dense(const MakeArguments& m) {
+  return std::make_unique<DenseAttention>(m.config.dense(), m.shape, m.terms);
 }
 
 }  // namespace birkhoff

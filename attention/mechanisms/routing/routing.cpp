@@ -9,6 +9,7 @@
 #include <limits>
 
 #include "attention/kernels/clusters/dense_mass.h"
+#include "attention/mechanisms/table.h"
 #include "cluster/base/error.h"
 
 namespace birkhoff {
@@ -199,6 +200,11 @@ double RoutingAttention::forward_flops(std::int64_t num_tokens) const {
   const double heads = static_cast<double>(shape_.heads), D = static_cast<double>(shape_.head_dim);
   return 2 * scores * static_cast<double>(shape_.heads_of_keys()) * D + 4 * pairs * heads * D +
          n * heads * terms_.forward_flops();
+}
+
+std::unique_ptr<Mechanism> make_routing(const MakeArguments& m) {
+  return std::make_unique<RoutingAttention>(m.config.routing(), m.shape, m.prefix, m.parameters,
+                                            m.terms);
 }
 
 }  // namespace birkhoff

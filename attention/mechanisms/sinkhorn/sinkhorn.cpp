@@ -7,6 +7,7 @@
 #include <limits>
 
 #include "attention/kernels/sorted_blocks/sorted_blocks.h"
+#include "attention/mechanisms/table.h"
 #include "cluster/base/error.h"
 
 namespace birkhoff {
@@ -235,6 +236,11 @@ double SinkhornAttention::forward_flops(std::int64_t num_tokens) const {
          (sort_net_ ? sort_net_->flops(static_cast<std::int64_t>(N)) : 0) +
          balance * static_cast<double>(shape_.heads_of_keys()) +
          L * static_cast<double>(shape_.heads) * terms_.forward_flops();
+}
+
+std::unique_ptr<Mechanism> make_sinkhorn(const MakeArguments& m) {
+  return std::make_unique<SinkhornAttention>(m.config.sinkhorn(), m.shape, m.prefix, m.parameters,
+                                             m.terms);
 }
 
 }  // namespace birkhoff

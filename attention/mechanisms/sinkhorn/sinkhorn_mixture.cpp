@@ -1,6 +1,11 @@
-#include "attention/mechanisms/sinkhorn/sinkhorn_mixture.h"
-
+// Sinkhorn Mixture (Tay et al. 2020, section 3.2.3): Sinkhorn attention plus dense attention on the
+// same projections. The outputs are added without a gate.
 #include <ATen/ATen.h>
+
+#include "attention/mechanism.h"
+#include "attention/mechanisms/dense/dense.h"
+#include "attention/mechanisms/sinkhorn/sinkhorn.h"
+#include "attention/mechanisms/table.h"
 
 namespace birkhoff {
 namespace {
@@ -17,59 +22,70 @@ struct MixtureDecodeState final : DecodeState {
   std::unique_ptr<DecodeState> sinkhorn, dense;
 };
 
+class SinkhornMixtureMechanism final : public Mechanism {
+ public:
+  SinkhornMixtureMechanism(const configs::SinkhornMixture& config, const MechanismShape& shape,
+                           const std::string& prefix, Parameters& parameters,
+                           const LogitTerms& terms)
+      : sinkhorn_(config.sinkhorn(), shape, prefix, parameters, terms),
+        dense_(config.dense(), shape, terms),
+        ties_key_value_(config.sinkhorn().tie_key_value()) {}
+
+  AttentionOutput attend(const AttentionInput& in, Path limit) const override {
+    AttentionOutput output = sinkhorn_.attend(in, limit);
+    output.out_BHLD = output.out_BHLD + dense_.attend(dense_input(in), limit).out_BHLD;
+    return output;
+  }
+
+  MechanismTraits traits() const override {
+    MechanismTraits traits = sinkhorn_.traits();
+    traits.convex = false;   // the sum of two means
+    traits.selects = false;  // the dense part reaches all keys
+    traits.takes_relative_positions = false;
+    traits.quadratic = true;
+    return traits;
+  }
+
+  at::Tensor visible_keys(std::int64_t num_queries, std::int64_t num_keys) const override {
+    return dense_.visible_keys(num_queries, num_keys);
+  }
+
+  double forward_flops(std::int64_t num_tokens) const override {
+    return sinkhorn_.forward_flops(num_tokens) + dense_.forward_flops(num_tokens);
+  }
+
+  std::unique_ptr<DecodeState> decode_state(std::int64_t batch) const override {
+    auto state = std::make_unique<MixtureDecodeState>();
+    state->sinkhorn = sinkhorn_.decode_state(batch);
+    state->dense = dense_.decode_state(batch);
+    return state;
+  }
+
+  at::Tensor decode_step(DecodeState& state, const AttentionInput& in) const override {
+    auto& parts = static_cast<MixtureDecodeState&>(state);
+    return sinkhorn_.decode_step(*parts.sinkhorn, in) +
+           dense_.decode_step(*parts.dense, dense_input(in));
+  }
+
+ private:
+  // The input of the dense part: tied values, and its own noise.
+  AttentionInput dense_input(const AttentionInput& in) const {
+    AttentionInput dense = in;
+    if (ties_key_value_) dense.v_BHSD = in.k_BHSD;
+    if (in.noise) dense.noise = in.noise->at_layer(in.noise->layer | kDenseStream);
+    return dense;
+  }
+
+  SinkhornAttention sinkhorn_;
+  DenseAttention dense_;
+  bool ties_key_value_;
+};
+
 }  // namespace
 
-SinkhornMixtureMechanism::SinkhornMixtureMechanism(const configs::SinkhornMixture& config,
-                                                   const MechanismShape& shape,
-                                                   const std::string& prefix,
-                                                   Parameters& parameters, const LogitTerms& terms)
-    : sinkhorn_(config.sinkhorn(), shape, prefix, parameters, terms),
-      dense_(config.dense(), shape, terms),
-      ties_key_value_(config.sinkhorn().tie_key_value()) {}
-
-AttentionInput SinkhornMixtureMechanism::dense_input(const AttentionInput& in) const {
-  AttentionInput dense = in;
-  if (ties_key_value_) dense.v_BHSD = in.k_BHSD;
-  if (in.noise) dense.noise = in.noise->at_layer(in.noise->layer | kDenseStream);
-  return dense;
-}
-
-AttentionOutput SinkhornMixtureMechanism::attend(const AttentionInput& in, Path limit) const {
-  AttentionOutput output = sinkhorn_.attend(in, limit);
-  output.out_BHLD = output.out_BHLD + dense_.attend(dense_input(in), limit).out_BHLD;
-  return output;
-}
-
-MechanismTraits SinkhornMixtureMechanism::traits() const {
-  MechanismTraits traits = sinkhorn_.traits();
-  traits.convex = false;   // the sum of two means
-  traits.selects = false;  // the dense part reaches all keys
-  traits.takes_relative_positions = false;
-  traits.quadratic = true;
-  return traits;
-}
-
-at::Tensor SinkhornMixtureMechanism::visible_keys(std::int64_t num_queries,
-                                                  std::int64_t num_keys) const {
-  return dense_.visible_keys(num_queries, num_keys);
-}
-
-double SinkhornMixtureMechanism::forward_flops(std::int64_t num_tokens) const {
-  return sinkhorn_.forward_flops(num_tokens) + dense_.forward_flops(num_tokens);
-}
-
-std::unique_ptr<DecodeState> SinkhornMixtureMechanism::decode_state(std::int64_t batch) const {
-  auto state = std::make_unique<MixtureDecodeState>();
-  state->sinkhorn = sinkhorn_.decode_state(batch);
-  state->dense = dense_.decode_state(batch);
-  return state;
-}
-
-at::Tensor SinkhornMixtureMechanism::decode_step(DecodeState& state,
-                                                 const AttentionInput& in) const {
-  auto& parts = static_cast<MixtureDecodeState&>(state);
-  return sinkhorn_.decode_step(*parts.sinkhorn, in) +
-         dense_.decode_step(*parts.dense, dense_input(in));
+std::unique_ptr<Mechanism> make_sinkhorn_mixture(const MakeArguments& m) {
+  return std::make_unique<SinkhornMixtureMechanism>(m.config.sinkhorn_mixture(), m.shape, m.prefix,
+                                                    m.parameters, m.terms);
 }
 
 }  // namespace birkhoff
