@@ -323,7 +323,7 @@ Outcome run_logged(const configs::Config& config, const RunPaths& paths, bool fr
   checkpoints.check_space();
 
   Trainer trainer({config, *model, feed, group, world.group(), buckets, *optimizer, hooks.stop,
-                   *reporter, activity, evaluator.get(), &checkpoints, &agreement});
+                   *reporter, activity, checkpoints, evaluator.get(), &agreement});
   const Outcome outcome = trainer.run(state);
   if (world.rank() != 0) return outcome;
   // Such a job would be requeued again and again.

@@ -27,12 +27,13 @@ Trainer::Trainer(TrainerParts parts)
 
 Outcome Trainer::run(TrainState& state) {
   const configs::Config& config = parts_.config;
+  Checkpoints& checkpoints = parts_.checkpoints;
   if (any_asks_to_stop()) return end(state, true, "");
   const bool made_up_for = state.evaluation_due;
   if (made_up_for && !evaluate(state)) return end(state, true, "");
   if (state.step >= config.train().steps()) {
     const std::string divergence = find_divergence(state, false);
-    const bool save = made_up_for && parts_.checkpoints != nullptr && divergence.empty();
+    const bool save = made_up_for && checkpoints.saves() && divergence.empty();
     if (save && !ranks_agree(state)) return Outcome::kRestore;
     if (save) begin_save(state);
     return end(state, false, divergence);
@@ -47,26 +48,23 @@ Outcome Trainer::run(TrainState& state) {
       if (save) begin_save(state);
       return end(state, true, divergence);
     }
-    if (parts_.checkpoints != nullptr) parts_.checkpoints->require_folder();
+    checkpoints.require_folder();
     parts_.reporter.step(result.report, result.tokens);
 
     // Between steps: all ranks are here, at the same step.
     const bool last = state.step == config.train().steps();
     bool stop = result.stop_requested && !last;
-    if (parts_.checkpoints != nullptr) {
-      if (result.applied) parts_.checkpoints->confirm();
-      parts_.checkpoints->poll();
-      parts_.reporter.saved(parts_.checkpoints->newest().value_or(0),
-                            parts_.checkpoints->save_seconds());
-    }
+    if (result.applied) checkpoints.confirm();
+    checkpoints.poll();
+    parts_.reporter.saved(checkpoints.newest().value_or(0), checkpoints.save_seconds());
     // A request to stop leaves little time: the resumed run makes the evaluation.
     state.evaluation_due = last || is_due(state.step, config.evaluate().every());
     if (!stop && state.evaluation_due) stop = !evaluate(state);
     const std::string divergence = last || stop ? find_divergence(state, stop) : "";
     // A save that is due at a skipped step waits for the next applied step.
     save_due |= is_due(state.step, config.checkpoint().every());
-    const bool save = parts_.checkpoints != nullptr &&
-                      (last || stop ? divergence.empty() : save_due && result.applied);
+    const bool save =
+        checkpoints.saves() && (last || stop ? divergence.empty() : save_due && result.applied);
     if (save || is_due(state.step, config.agreement().every())) {
       if (!ranks_agree(state)) return Outcome::kRestore;
     }
@@ -80,17 +78,15 @@ Outcome Trainer::run(TrainState& state) {
 }
 
 Outcome Trainer::end(const TrainState& state, bool stop, const std::string& divergence) {
-  if (parts_.checkpoints != nullptr) {
-    if (divergence.empty()) parts_.checkpoints->confirm();
-    parts_.checkpoints->finish();
-  }
+  if (divergence.empty()) parts_.checkpoints.confirm();
+  parts_.checkpoints.finish();
   if (!stop && !divergence.empty()) {
     fail(ExitCode::kNumerical, "step {}: training ends, but {}: not saved. {}", state.step,
          divergence, cure());
   }
   if (!stop) return Outcome::kDone;
   if (divergence.empty()) {
-    const bool saved = parts_.checkpoints != nullptr && parts_.checkpoints->newest() == state.step;
+    const bool saved = parts_.checkpoints.newest() == state.step;
     log_info("{}: {} step {}", parts_.stop.why(), saved ? "saved at" : "not saved, still at",
              state.step);
   } else if (parts_.world.rank() == 0) {
@@ -183,7 +179,7 @@ void Trainer::count_skipped(TrainState& state, const GradientSums& sums) const {
   const std::string what = sums.describe_non_finite();
   const configs::Train& train = parts_.config.train();
   if (train.non_finite() == configs::Train::stop || state.skipped >= train.max_skipped()) {
-    if (parts_.checkpoints != nullptr) parts_.checkpoints->finish();  // a running save
+    parts_.checkpoints.finish();  // a running save
     fail(ExitCode::kNumerical,
          "step {}: not finite: {}; {} in a row, and train.non_finite = {}, train.max_skipped = {} "
          "say stop. {}",
@@ -204,7 +200,7 @@ std::string Trainer::find_divergence(const TrainState& state, bool stop) {
   if (state.held_out_loss && !std::isfinite(*state.held_out_loss)) {
     return fmt::format("the loss of its evaluation is {}", fixed_text(*state.held_out_loss, 4));
   }
-  if (parts_.checkpoints == nullptr || !has_stepped_) return "";
+  if (!parts_.checkpoints.saves() || !has_stepped_) return "";
   // Uses the same sequences again: a batch that cannot be read must not keep the run from saving.
   parts_.activity.enter(Phase::kSave, state.step);
   int asked = 0;  // before the micro-batches, and before each
@@ -215,10 +211,7 @@ std::string Trainer::find_divergence(const TrainState& state, bool stop) {
                      sums.describe_non_finite());
 }
 
-std::string Trainer::cure() const {
-  return cure_of_divergence(parts_.checkpoints != nullptr ? parts_.checkpoints->newest()
-                                                          : std::nullopt);
-}
+std::string Trainer::cure() const { return cure_of_divergence(parts_.checkpoints.newest()); }
 
 bool Trainer::evaluate(TrainState& state) {
   if (parts_.evaluator != nullptr) {
@@ -229,7 +222,7 @@ bool Trainer::evaluate(TrainState& state) {
     });
     if (!evaluation) return false;
     state.held_out_loss = evaluation->loss;
-    if (parts_.checkpoints != nullptr) parts_.checkpoints->require_folder();
+    parts_.checkpoints.require_folder();
     parts_.reporter.evaluation(state.step, parts_.evaluator->plan().split, *evaluation);
   }
   state.evaluation_due = false;
@@ -244,27 +237,26 @@ bool Trainer::any_asks_to_stop() {
 
 void Trainer::note_needed_seconds(double step_ms) {
   longest_step_seconds_ = std::max(longest_step_seconds_, step_ms / 1000);
-  const double save =
-      parts_.checkpoints != nullptr ? parts_.checkpoints->expected_save_seconds() : 0;
+  const double save = parts_.checkpoints.expected_save_seconds();
   // The step that runs when the time comes, the check of its state, and a slow save.
   parts_.stop.set_needed_seconds(5 + 2 * longest_step_seconds_ + 2 * save);
 }
 
 bool Trainer::is_unsaved(const TrainState& state) const {
-  return parts_.checkpoints != nullptr && state.step > 0 &&
-         parts_.checkpoints->newest_begun() != state.step;
+  return parts_.checkpoints.saves() && state.step > 0 &&
+         parts_.checkpoints.newest_begun() != state.step;
 }
 
 void Trainer::begin_save(const TrainState& state) {
   parts_.activity.enter(Phase::kSave, state.step);
-  parts_.checkpoints->save(state);
+  parts_.checkpoints.save(state);
 }
 
 bool Trainer::ranks_agree(const TrainState& state) {
   if (parts_.agreement == nullptr) return true;
   const std::string difference = parts_.agreement->find_difference(state);
   if (difference.empty()) return true;
-  if (parts_.checkpoints != nullptr) parts_.checkpoints->finish();  // a running save
+  parts_.checkpoints.finish();  // a running save
   constexpr const char* kCure =
       "faulty memory, CPU or network: test the hosts and exclude the faulty one";
   if (parts_.config.agreement().on_difference() == configs::Agreement::stop) {

@@ -45,12 +45,12 @@ struct TrainerParts {
   ProcessGroup& world;     // all ranks, on hosts
   GradBuckets& buckets;
   Optimizer& optimizer;
-  StopRequest& stop;                      // of this process
-  Reporter& reporter;                     // of this rank
-  Activity& activity;                     // of this rank, for the watchdog
-  Evaluator* evaluator = nullptr;         // null: no evaluation
-  RunCheckpoints* checkpoints = nullptr;  // null: nothing is saved
-  Agreement* agreement = nullptr;         // null: ranks are not compared
+  StopRequest& stop;   // of this process
+  Reporter& reporter;  // of this rank
+  Activity& activity;  // of this rank, for the watchdog
+  Checkpoints& checkpoints;
+  Evaluator* evaluator = nullptr;  // null: no evaluation
+  Agreement* agreement = nullptr;  // null: ranks are not compared
 };
 
 class Trainer {

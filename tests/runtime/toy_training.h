@@ -61,8 +61,10 @@ class ToyTraining {
     StopRequest stop(signals);
     Reporter reporter;
     Activity activity;
+    Checkpoints none;
     Trainer trainer({config_, model, feed, group_, world == nullptr ? group_ : *world, buckets,
-                     *optimizer, stop, reporter, activity, evaluator, checkpoints, agreement});
+                     *optimizer, stop, reporter, activity,
+                     checkpoints == nullptr ? none : *checkpoints, evaluator, agreement});
     return trainer.run(state);
   }
 
@@ -99,7 +101,7 @@ class ToyTraining {
   std::unique_ptr<Optimizer> optimizer;
   ProcessGroup* world = nullptr;  // null: the group
   Evaluator* evaluator = nullptr;
-  RunCheckpoints* checkpoints = nullptr;
+  RunCheckpoints* checkpoints = nullptr;  // null: nothing is saved
   Agreement* agreement = nullptr;
   std::function<void(std::int64_t step)> before_batch;  // between two steps
   std::set<std::int64_t> without_targets;               // steps
