@@ -13,4 +13,8 @@ namespace birkhoff {
 // MPI, which a process can do only once.
 int run_app(const std::vector<std::string>& arguments, std::ostream& out, std::ostream& err);
 
+// Versions of the program and of everything that it links, one a line: "birkhoff 0.1.0", then the
+// compiler, LibTorch, CUDA, MPI and the other libraries.
+std::string version_text();
+
 }  // namespace birkhoff

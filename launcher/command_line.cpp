@@ -1,8 +1,7 @@
 #include "launcher/command_line.h"
 
 #include <map>
-
-#include "launcher/versions.h"
+#include "launcher/app.h"
 
 namespace birkhoff {
 namespace {

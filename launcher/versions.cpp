@@ -1,4 +1,4 @@
-#include "launcher/versions.h"
+#include "launcher/app.h"
 
 #include <torch/version.h>
 

@@ -8,18 +8,9 @@
 #include <cstdint>
 #include <memory>
 
+#include "models/transformer/decode_cache.h"
+
 namespace birkhoff {
-
-// The caches of one generation run.
-class DecodeCache {
- public:
-  virtual ~DecodeCache() = default;
-
-  // Sequence i becomes what sequence rows_B[i] is (int64 [any number], on the cache's device).
-  virtual void select_rows(const at::Tensor& rows_B) = 0;
-  // How many tokens of each sequence it holds.
-  virtual std::int64_t length() const = 0;
-};
 
 class Decoder {
  public:

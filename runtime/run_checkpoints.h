@@ -1,4 +1,4 @@
-// What a run saves, and when a save is safe: the trainer's view of checkpoints.
+// The trainer's view of checkpoints: a save of the run, and when it is safe.
 //
 // A checkpoint is committed only if training can resume from its state: its values are finite, and
 // so are the gradients computed from it. The gradients are known one step later, while the save is

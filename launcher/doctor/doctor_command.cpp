@@ -13,12 +13,12 @@
 #include "cluster/health/heartbeat.h"
 #include "configs/loader/config_io.h"
 #include "launcher/commands.h"
-#include "launcher/commands/train_checks.h"
 #include "launcher/doctor/examination.h"
 #include "launcher/doctor/exclude_file.h"
 #include "launcher/processes/ranks.h"
 #include "launcher/processes/supervisor.h"
 #include "launcher/runs/text_table.h"
+#include "launcher/runs/train_checks.h"
 
 namespace birkhoff {
 namespace {

@@ -14,9 +14,9 @@
 #include "cluster/base/text/plural.h"
 #include "configs/loader/config_io.h"
 #include "data/corpus/corpus.h"
+#include "launcher/app.h"
 #include "launcher/doctor/probes.h"
 #include "launcher/processes/ranks.h"
-#include "launcher/versions.h"
 
 #ifdef BIRKHOFF_CUDA
 #include "cluster/nccl_group.h"

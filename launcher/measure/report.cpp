@@ -8,7 +8,7 @@
 
 #include "cluster/base/gpu/device.h"
 #include "cluster/base/instruction_set.h"
-#include "launcher/versions.h"
+#include "launcher/app.h"
 
 namespace birkhoff {
 

@@ -15,8 +15,8 @@
 #include "cluster/base/error.h"
 #include "cluster/base/files/checksum.h"
 #include "cluster/base/files/file.h"
+#include "launcher/app.h"
 #include "launcher/failure.h"
-#include "launcher/versions.h"
 
 namespace birkhoff {
 namespace {

@@ -12,7 +12,7 @@
 #include <string>
 #include <vector>
 
-#include "models/decoder.h"
+#include "models/transformer/decode_cache.h"
 #include "models/transformer/layers.h"
 #include "models/transformer/transformer_layer.h"
 

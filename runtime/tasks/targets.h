@@ -1,4 +1,4 @@
-// What the targets of an evaluation are, and what a task reports of them in addition to the loss.
+// The targets of an evaluation, and what a task reports of them in addition to the loss.
 #pragma once
 
 #include <cstdint>

@@ -1,6 +1,6 @@
-// What a run trains on and predicts. A Task is made once from a configuration and answers for it:
-// what the model reads of a corpus, the samples, the model, and what the targets stand for. Nothing
-// outside this folder asks which task it is.
+// A Task says what a run trains on and predicts: what the model reads of a corpus, the samples, the
+// model, and what the targets are. A run makes it once, from its configuration. Nothing outside
+// this folder asks which task it is.
 #pragma once
 
 #include <memory>

@@ -8,7 +8,8 @@ namespace birkhoff {
 // Seconds that the calling thread has waited so far. Local.
 double waited_seconds();
 
-// Adds `seconds` to the waiting time. For ProcessGroup.
+// Adds `seconds` to the waiting time of the calling thread. Only a ProcessGroup calls it, where
+// Work::wait() returns.
 void add_waited_seconds(double seconds);
 
 }  // namespace birkhoff

@@ -156,9 +156,12 @@ std::vector<BadInput> labels() {
                 for (auto& split : *manifest.mutable_split())
                   split.mutable_record(0)->mutable_class_name()->RemoveLast();
               })),
-      damaged("without classes", {"only records of labels"}, edited([](CorpusManifest& manifest) {
-                for (auto& split : *manifest.mutable_split())
+      damaged("of another shape", {"-label-0000", "/values", "different size"},
+              edited([](CorpusManifest& manifest) {
+                for (auto& split : *manifest.mutable_split()) {
                   split.mutable_record(0)->clear_class_name();
+                  split.mutable_record(0)->add_shape(1);
+                }
               })),
       damaged("with a class twice", {"labels/manifest.json", "class_name '1' is used twice"},
               edited([=](CorpusManifest& manifest) { record(manifest).set_class_name(0, "1"); })),

@@ -460,7 +460,7 @@ TEST(GatheredAttention, RefusesWhatDoesNotFit) {
       [&](auto& in) {
         in.rows.keys = make_row_lists(list({0}), list({0, 1}), 9);
       },
-      "as many segments");
+      "the same number of segments");
   expect_refused(
       [&](auto& in) {
         in.rows.band.positions_q_BHL = at::zeros({1, 1, 9});

@@ -1,4 +1,4 @@
-#include "launcher/commands/train_checks.h"
+#include "launcher/runs/train_checks.h"
 
 #include <memory>
 
