@@ -1,4 +1,4 @@
-// What a model is made of, for `birkhoff inspect`.
+// The parts of a model and their sizes, for `birkhoff inspect`.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,5 @@
-// What a rank reports of a running training. The base class reports nothing.
+// Reporters: the metrics, history and log lines of one rank of a running training. The base class
+// reports nothing.
 #pragma once
 
 #include <cstdint>

@@ -22,7 +22,7 @@ namespace {
 namespace fs = std::filesystem;
 using testing::HasSubstr;
 
-StepReport report_at(std::int64_t step) {
+StepReport usual_report(std::int64_t step) {
   StepReport report;
   report.step = step;
   report.loss = 3.0 / static_cast<double>(step);
@@ -98,7 +98,7 @@ class MetricsFaults : public testing::Test {
       started_ = true;
       for (std::int64_t step = 1; step <= 6; ++step) {
         at_step(step);
-        metrics.step(report_at(step), 100);
+        metrics.step(usual_report(step), 100);
         if (step % 3 == 0) metrics.evaluation(step, "valid", usual_evaluation(2.75));
         lines_bytes_ = metrics.lines_bytes();
       }
