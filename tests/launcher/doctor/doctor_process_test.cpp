@@ -294,9 +294,9 @@ TEST_F(DoctorProcess, TrainingEndsBeforeItsFirstStep) {
   const Finished finished =
       run_child(with_faults({"train", "tiny.txtpb", "--run", "refused", "--ranks", "2"}, "1:boot"));
   EXPECT_EQ(finished.code, 2) << finished.err;
-  EXPECT_THAT(finished.err,
-              AllOf(HasSubstr("birkhoff: hosts: "), HasSubstr(", rank 1: rank 0 is on another machine"),
-                    HasSubstr("give each machine its own host name")));
+  EXPECT_THAT(finished.err, AllOf(HasSubstr("birkhoff: hosts: "),
+                                  HasSubstr(", rank 1: rank 0 is on another machine"),
+                                  HasSubstr("give each machine its own host name")));
   EXPECT_EQ(std::count(finished.err.begin(), finished.err.end(), '\n'), 1) << finished.err;
   EXPECT_FALSE(fs::exists("refused"));
 }
