@@ -31,10 +31,10 @@ class Task;
 // What is evaluated.
 struct EvaluationPlan {
   std::string split;
-  std::int64_t num_sequences = 0;          // sequences read, from the split's start
-  std::int64_t micro_batch = 0;            // sequences per forward pass
+  std::int64_t num_sequences = 0;            // sequences read, from the split's start
+  std::int64_t micro_batch = 0;              // sequences per forward pass
   std::shared_ptr<const Targets> targets{};  // null: only the loss is reported
-  std::int64_t all_sequences = 0;          // sequences in the split
+  std::int64_t all_sequences = 0;            // sequences in the split
 
   // Which figures cannot be computed, and why, in one line; empty: all can.
   std::string withheld() const;
