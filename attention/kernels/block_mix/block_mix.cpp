@@ -14,6 +14,7 @@
 
 #include "attention/kernels/block_mix/cpu_mix.h"
 #include "attention/kernels/block_mix/gpu_mix.h"
+#include "attention/kernels/block_mix/mix_autograd.h"
 #include "attention/kernels/common/cpu_dtype.h"
 #include "attention/kernels/common/cpu_scratch.h"
 #include "attention/kernels/common/cpu_sets.h"
@@ -188,10 +189,7 @@ struct MixLowerBlocks : torch::autograd::Function<MixLowerBlocks> {
     }
     context->saved_data["diagonal"] = diagonal;
     x.push_back(weights_BHNN);
-    context->save_for_backward(std::move(x));
-    context->set_materialize_grads(false);
-    y.insert(y.end(), x_BHNbD.begin(), x_BHNbD.end());
-    return y;
+    return mix_outputs(context, std::move(x), std::move(y), x_BHNbD);
   }
 
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
@@ -201,12 +199,10 @@ struct MixLowerBlocks : torch::autograd::Function<MixLowerBlocks> {
     x.pop_back();
     const std::int64_t diagonal = context->saved_data["diagonal"].toInt();
     at::Tensor d_w_BHNN = at::zeros(weights_BHNN.sizes(), weights_BHNN.options());
-    variable_list d_y, others, d_x;
-    for (std::size_t i = 0; i < x.size(); ++i) {
-      const at::Tensor &of_y = gradients[i], &other = gradients[x.size() + i];
-      d_y.push_back(of_y.defined() ? with_contiguous_rows(of_y) : at::zeros_like(x[i]));
-      others.push_back(other.defined() ? with_contiguous_rows(other) : other);
-    }
+    const MixGradients mix(gradients, x,
+                           [](const at::Tensor& d) { return with_contiguous_rows(d); });
+    const auto& [d_y, others] = mix;
+    variable_list d_x;
     if (has_kernel(x[0])) {
       for (const at::Tensor& each : x) d_x.push_back(new_blocks_like(each));
       dispatch_tile_type(x[0].scalar_type(), [&]<typename T>(T) {

@@ -10,6 +10,7 @@
 
 #include "attention/kernels/block_attention/gpu_arguments.h"
 #include "attention/kernels/block_mix/gpu_products.h"
+#include "attention/kernels/block_mix/mix_autograd.h"
 #include "attention/kernels/token_blocks/token_blocks.h"
 #include "cluster/base/gpu/device.h"
 #include "cluster/base/tensors/second_gradient.h"
@@ -127,10 +128,7 @@ struct MixOnGpu : torch::autograd::Function<MixOnGpu> {
     context->saved_data["diagonal"] = diagonal;
     variable_list saved = x;
     saved.push_back(weights);
-    context->save_for_backward(std::move(saved));
-    context->set_materialize_grads(false);
-    y.insert(y.end(), x_BHNbD.begin(), x_BHNbD.end());
-    return y;
+    return mix_outputs(context, std::move(saved), std::move(y), x_BHNbD);
   }
 
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
@@ -138,12 +136,9 @@ struct MixOnGpu : torch::autograd::Function<MixOnGpu> {
     variable_list x = context->get_saved_variables();
     const at::Tensor weights = x.back();
     x.pop_back();
-    variable_list d_y, others;
-    for (std::size_t i = 0; i < x.size(); ++i) {
-      const at::Tensor &of_y = gradients[i], &other = gradients[x.size() + i];
-      d_y.push_back(of_y.defined() ? birkhoff::with_aligned_rows(of_y) : at::zeros_like(x[i]));
-      others.push_back(other.defined() ? birkhoff::with_aligned_rows(other) : other);
-    }
+    const MixGradients mix(gradients, x,
+                           [](const at::Tensor& d) { return birkhoff::with_aligned_rows(d); });
+    const auto& [d_y, others] = mix;
     const variable_list d_x = new_blocks_like(x);
     const at::Tensor d_weights = new_block_mix_d_weights(x);
     const BlockMixParams params = block_mix_params(weights, x, d_y, others, d_x, d_weights,

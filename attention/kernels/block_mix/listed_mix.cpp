@@ -11,6 +11,7 @@
 #include <algorithm>
 #include <vector>
 
+#include "attention/kernels/block_mix/mix_autograd.h"
 #include "attention/kernels/common/cpu_dtype.h"
 #include "attention/kernels/common/cpu_vector.h"
 #include "attention/kernels/common/fitting_rows.h"
@@ -199,10 +200,7 @@ struct MixListedBlocks : torch::autograd::Function<MixListedBlocks> {
       ListedMix<T>(weights_BHNm, sources_BHNm, x[0]).forward(x, y);
     });
     x.insert(x.end(), {weights_BHNm, sources_BHNm});
-    context->save_for_backward(std::move(x));
-    context->set_materialize_grads(false);
-    y.insert(y.end(), x_BHNbD.begin(), x_BHNbD.end());
-    return y;
+    return mix_outputs(context, std::move(x), std::move(y), x_BHNbD);
   }
 
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
@@ -210,13 +208,11 @@ struct MixListedBlocks : torch::autograd::Function<MixListedBlocks> {
     variable_list x = context->get_saved_variables();
     const at::Tensor sources = x.back(), weights = x[x.size() - 2];
     x.resize(x.size() - 2);
-    variable_list d_y, others, d_x;
-    for (std::size_t i = 0; i < x.size(); ++i) {
-      const at::Tensor &of_y = gradients[i], &other = gradients[x.size() + i];
-      d_y.push_back(of_y.defined() ? with_contiguous_rows(of_y) : at::zeros_like(x[i]));
-      others.push_back(other.defined() ? with_contiguous_rows(other) : other);
-      d_x.push_back(new_blocks_like(x[i]));
-    }
+    const MixGradients mix(gradients, x,
+                           [](const at::Tensor& d) { return with_contiguous_rows(d); });
+    const auto& [d_y, others] = mix;
+    variable_list d_x;
+    for (const at::Tensor& each : x) d_x.push_back(new_blocks_like(each));
     const at::Tensor d_w = at::zeros_like(weights);
     dispatch_tile_type(x[0].scalar_type(), [&]<typename T>(T) {
       ListedMix<T>(weights, sources, x[0]).backward(x, d_y, others, d_x, d_w);

@@ -45,10 +45,13 @@ std::pair<at::Tensor, Solution> saved_solution(AutogradContext* context) {
   return {scores, solution};
 }
 
-struct Balance : torch::autograd::Function<Balance> {
+// A balance: its solution, and the gradient of the scores.
+template <Solution (*kSolve)(const at::Tensor&, std::int64_t, Keep),
+          at::Tensor (*kGradient)(const at::Tensor&, const Solution&, const at::Tensor&)>
+struct BalanceOf : torch::autograd::Function<BalanceOf<kSolve, kGradient>> {
   static at::Tensor forward(AutogradContext* context, const at::Tensor& scores,
                             std::int64_t iterations) {
-    const Solution solution = solve(scores, iterations, Keep::kPotentials);
+    const Solution solution = kSolve(scores, iterations, Keep::kPotentials);
     save_solution(context, scores, solution);
     return solution.p;
   }
@@ -56,24 +59,11 @@ struct Balance : torch::autograd::Function<Balance> {
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
     refuse_second_gradient();
     const auto [scores, solution] = saved_solution(context);
-    return {solution_gradient(scores, solution, gradients[0]), at::Tensor()};
+    return {kGradient(scores, solution, gradients[0]), at::Tensor()};
   }
 };
-
-struct CumulativeBalance : torch::autograd::Function<CumulativeBalance> {
-  static at::Tensor forward(AutogradContext* context, const at::Tensor& scores,
-                            std::int64_t iterations) {
-    const Solution solution = solve_cumulative(scores, iterations, Keep::kPotentials);
-    save_solution(context, scores, solution);
-    return solution.p;
-  }
-
-  static variable_list backward(AutogradContext* context, const variable_list& gradients) {
-    refuse_second_gradient();
-    const auto [scores, solution] = saved_solution(context);
-    return {cumulative_gradient(scores, solution, gradients[0]), at::Tensor()};
-  }
-};
+using Balance = BalanceOf<solve, solution_gradient>;
+using CumulativeBalance = BalanceOf<solve_cumulative, cumulative_gradient>;
 
 }  // namespace
 
