@@ -24,7 +24,7 @@ void add_launch(CLI::App* c, CLI::Option* ranks, LaunchOptions& launch) {
       ->type_name("IMAGE")
       ->needs(ranks);
   c->add_option("--launch-seconds", launch.launch_seconds,
-                "time for all ranks to start, in seconds, before their launcher is ended")
+                "seconds for all ranks to start; after that, their launcher is ended")
       ->check(CLI::Range(1, 86400))
       ->needs(ranks)
       ->capture_default_str();

@@ -14,8 +14,8 @@ void CommandLine::add_bench() {
       *c, "step",
       "A training step on synthetic tokens, in one process. Checks its loss and gradients "
       "against fp64, then\ncompares its time with the time of the model's FLOPs at the speed of "
-      "at::mm. tests/bench/step_speed.py\ncompares it with PyTorch's eager GPT, in alternating "
-      "rounds.",
+      "at::mm. tests/bench/step_speed.py\ncompares the step with PyTorch's eager GPT, in "
+      "alternating rounds.",
       "  birkhoff bench step configs/baby_gpt_dense.txtpb\n"
       "  birkhoff bench step my.txtpb --set train.precision=bf16 --vocabulary 32000");
   step->add_option("CONFIG", bench_step_.config, "configuration (.txtpb)")->required();
