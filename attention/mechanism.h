@@ -122,9 +122,9 @@ class Mechanism {
   // one sample, all heads of the group).
   virtual double forward_flops(std::int64_t num_tokens) const = 0;
 
-  // Decoding, for causal mechanisms. decode_state makes the state of `batch` sequences; each
-  // decode_step then decodes one token. Its input has L = S = 1 (the new token's q, k, v and
-  // x); it appends the token to the state. No gradients.
+  // Decoding, for causal mechanisms. decode_state makes the state of `batch` sequences. Each
+  // decode_step then takes one token (q, k, v and x with L = S = 1), appends it to the state and
+  // returns its output. No gradients.
   virtual std::unique_ptr<DecodeState> decode_state(std::int64_t batch) const;
   virtual at::Tensor decode_step(DecodeState& state, const AttentionInput& in) const;
 };

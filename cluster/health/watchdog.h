@@ -76,7 +76,7 @@ class Watchdog {
     double progressed = 0;             // when its progress last grew
     bool lost = false, reported = false;
   };
-  // The operation in which most ranks other than `except` wait (ties: the latest step), and these
+  // The operation in which most ranks wait, except rank `except` (ties: the latest step), and these
   // ranks.
   struct Wait {
     std::string place;

@@ -17,9 +17,8 @@
 
 namespace birkhoff {
 
-// Everything in a checkpoint except tensors: manifest fields program, config, run, step, consumed,
-// tokens, skipped, evaluation_due, held_out_loss, corpus, tokenizer, vocabulary, metrics_bytes.
-// save() fills in the rest.
+// Everything in a checkpoint except tensors. The caller describes the run, its state, the corpus
+// and the tokenizer; save() fills in format, version, ranks, files, tensors and the checksum.
 using CheckpointHeader = configs::CheckpointManifest;
 
 // The checkpoints to keep when a new one is committed.
@@ -46,10 +45,10 @@ class CheckpointWriter {
   // start.
   ~CheckpointWriter();
 
-  // Copies the data of the shards that this rank owns and lets a thread write them. Collective over
-  // world. If a save is still running, it is finished first. Ranks that hold equal shards must name
-  // the same owner, and all shards of a tensor together must hold each element once (checked before
-  // the commit). Only rank 0's header is used.
+  // Copies the data of the shards that this rank owns; a thread writes them. Collective over world.
+  // If a save is still running, it is finished first. Ranks that hold equal shards must name the
+  // same owner, and all shards of a tensor together must hold each element once (checked before the
+  // commit). Only rank 0's header is used.
   void save(const CheckpointHeader& header, const std::vector<TensorPart>& shards);
   // Call between steps: ranks vote on a running save and commit it once all have written. Returns
   // the folder committed in this call. A failed write throws here, on all ranks, an Error that
