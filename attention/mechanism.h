@@ -44,11 +44,12 @@ struct AttentionInput {
 struct AttentionOutput {
   // Rows without a visible key are 0; rows that see a NaN are NaN (attention/kernels/README.md).
   at::Tensor out_BHLD;
-  // Sums over the micro-batch: the sums that traits().figures name, 0-dim, and, if the input has
-  // noise, the sums of the mechanism's statistics (Parameters::add_statistic), named without
-  // prefix. "auxiliary_loss" [B] is differentiable: of each sample, the sum over its tokens. A
+  // Sums over the micro-batch, fp32 or wider: the sums that traits().figures name (0-dim) and, if
+  // the input has noise, the sums of the mechanism's statistics (Parameters::add_statistic), named
+  // without prefix. These have no gradient.
+  // "auxiliary_loss" [B] is differentiable and holds the sum over the tokens of each sample. A
   // model weighs the samples and adds them to its loss, which is a sum over counted targets
-  // (models/losses/loss_sums.h). All other sums have no gradient. All are fp32 or wider.
+  // (models/losses/loss_sums.h).
   NamedSums sums;
 };
 
@@ -69,30 +70,31 @@ class DecodeState {
 struct MechanismTraits {
   // Outputs at t depend on inputs at <= t only.
   bool causal = false;
-  // The warning of a mechanism that is configured as causal but whose outputs depend on later
+  // A warning that the mechanism is configured as causal although its outputs depend on later
   // inputs. Reported at start and with every figure. Empty: no leak.
   std::string leak{};
   // decode_step returns the same outputs as attend.
   bool exact_in_decoding = false;
-  // Keys are the queries: the layer has no key projection for these heads. They cannot cross.
+  // Keys are the queries: the layer has no key projection for these heads, and they do not support
+  // cross-attention.
   bool shares_query_key = false;
   // Values are the keys: the layer has no value projection for these heads.
   bool ties_key_value = false;
-  // Supports cross-attention: queries may belong to another sequence than the keys, of another
-  // length. Each output then depends on its own query only, so that queries may come one at a time.
+  // Supports cross-attention: queries and keys may come from two sequences of different lengths.
+  // Each output then depends on its own query only, so queries may come one at a time.
   bool supports_cross_attention = false;
-  // The next three tell tests what to expect. An output is a weighted mean of values that its query
-  // sees.
+  // The next three tell tests what to expect.
+  // An output is a weighted mean of the values that its query sees.
   bool convex = false;
   // A query may reach only some of its visible keys.
   bool selects = false;
-  // A query may reach no key, though it has visible ones. Its output is then 0.
+  // A query may reach no key, although it has visible keys. Its output is then 0.
   bool skips_queries = false;
   // Weights grow without bound with the layer's input: large inputs overflow.
   bool unbounded = false;
   // Supports relative positions.
   bool takes_relative_positions = false;
-  // Visibility depends on query values. Grouped queries choose together.
+  // Which keys a query sees depends on query values. Grouped queries choose together.
   bool chooses_keys = false;
   // Queries see keys of their clusters, which depend on the tokens' values.
   bool clusters = false;
@@ -120,9 +122,9 @@ class Mechanism {
   // one sample, all heads of the group).
   virtual double forward_flops(std::int64_t num_tokens) const = 0;
 
-  // Decoding, for causal mechanisms. decode_state makes the state of `batch` sequences; each
-  // decode_step then decodes one token. Its input has L = S = 1 (the new token's q, k, v and
-  // x); it appends the token to the state. No gradients.
+  // Decoding, for causal mechanisms. decode_state makes the state of `batch` sequences. Each
+  // decode_step then takes one token (q, k, v and x with L = S = 1), appends it to the state and
+  // returns its output. No gradients.
   virtual std::unique_ptr<DecodeState> decode_state(std::int64_t batch) const;
   virtual at::Tensor decode_step(DecodeState& state, const AttentionInput& in) const;
 };

@@ -19,11 +19,12 @@ void add_launch(CLI::App* c, CLI::Option* ranks, LaunchOptions& launch) {
       ->check(CLI::IsMember({"srun", "mpirun"}))
       ->needs(ranks);
   c->add_option("--container", launch.container,
-                "run the ranks with the birkhoff in this Apptainer image; default: this program")
+                "run the ranks with the birkhoff program in this Apptainer image; default: this "
+                "program")
       ->type_name("IMAGE")
       ->needs(ranks);
   c->add_option("--launch-seconds", launch.launch_seconds,
-                "seconds that the start of all ranks may take before their launcher is ended")
+                "seconds for all ranks to start; after that, their launcher is ended")
       ->check(CLI::Range(1, 86400))
       ->needs(ranks)
       ->capture_default_str();
@@ -110,9 +111,10 @@ void CommandLine::add_prepare() {
         ->allow_extra_args()
         ->type_name(type);
   };
-  texts("--valid", "fraction of the bytes to hold out for validation (default 0.1), or its texts",
+  texts("--valid",
+        "validation split: the fraction of the bytes to hold out (default 0.1), or its texts",
         "FRACTION or PATH ...");
-  texts("--test", "fraction of the bytes to hold out for the test split (default 0), or its texts",
+  texts("--test", "test split: the fraction of the bytes to hold out (default 0), or its texts",
         "FRACTION or PATH ...");
   texts("--train", "texts to train on; use it instead of PATH if --valid or --test name texts",
         "PATH ...");
@@ -146,7 +148,7 @@ void CommandLine::add_train() {
       c->add_option("--ranks", train_.ranks, "start this many MPI ranks here and supervise them")
           ->check(CLI::Range(1, 4096));
   c->add_option("--restarts", train_.restarts,
-                "restart lost or hung ranks up to N times in a row without a new checkpoint")
+                "restart lost or hung ranks, at most N times in a row without a new checkpoint")
       ->check(CLI::Range(0, 1'000'000))
       ->needs(ranks)
       ->capture_default_str();

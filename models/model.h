@@ -24,7 +24,7 @@ namespace birkhoff {
 class Classifier;
 class Decoder;
 
-// What a model reads and predicts, as far as the corpus decides it.
+// What a model reads and predicts, as far as the corpus determines it.
 struct ModelInputs {
   std::int64_t vocabulary = 0;           // ids of the corpus tokenizer
   std::vector<std::string> class_names;  // of the labels 0, 1, ...; empty: no labels
@@ -39,14 +39,14 @@ class Model {
   // The loss of one micro-batch. Without `noise`: evaluation.
   virtual LossSums loss_sums(const Batch& batch, const std::optional<NoiseKey>& noise) = 0;
 
-  // The model as a generator of tokens; null: it generates none.
+  // The model as a generator of tokens; null if it is not one.
   virtual Decoder* decoder() { return nullptr; }
-  // The model as a classifier of sequences; null: it is none.
+  // The model as a classifier of sequences; null if it is not one.
   virtual Classifier* classifier() { return nullptr; }
 
   // Forward FLOPs of one sequence (a multiply-add is 2). A training step costs three times that.
   virtual double forward_flops_per_sequence() const = 0;
-  // Figures of a batch besides its loss. The sums that they name come with every LossSums.
+  // Figures of a batch in addition to its loss. Every LossSums has the sums that they name.
   virtual std::vector<Figure> figures() const { return {}; }
   // Warnings that the user must see at start-up, for example that a mechanism leaks.
   virtual std::vector<std::string> warnings() const = 0;

@@ -31,7 +31,7 @@ namespace birkhoff {
 
 enum class Outcome {
   kDone,     // all steps are done and saved
-  kRequeue,  // it was asked to stop: the state is saved if training can resume from it; the same
+  kRequeue,  // stopped on request, and saved if training can resume from the state: the same
              // command resumes from the last checkpoint (exit code 75)
   kRestore,  // ranks disagree and the policy is restore: resume from the last checkpoint
 };
@@ -58,10 +58,10 @@ class Trainer {
   explicit Trainer(TrainerParts parts);
 
   // Trains from `state` to the configured number of steps, or until a rank asks to stop. The ranks
-  // then save the last step that they have done. They give up an evaluation, a step that takes
-  // long, and waiting for data; the resumed run does that again. Collective over the world.
-  // Error(kNumerical), on all ranks, if values are not finite and the policy is stop, if training
-  // ends with such values, or if ranks disagree and the policy is stop.
+  // then abandon an evaluation, a long step or a wait for data, which the resumed run repeats, and
+  // save the last completed step. Collective over the world. Error(kNumerical), on all ranks, if
+  // values are not finite and the policy is stop, if training ends with such values, or if ranks
+  // disagree and the policy is stop.
   Outcome run(TrainState& state);
 
  private:
@@ -70,11 +70,11 @@ class Trainer {
     std::int64_t tokens = 0;      // counted targets of the step
     bool applied = false;         // false: skipped
     bool stop_requested = false;  // on any rank
-    bool abandoned = false;       // it was not done; the state is as before
+    bool abandoned = false;       // the step was not completed; the state is unchanged
   };
 
   StepResult step(TrainState& state);
-  // Gradients of batch_ as step `step`.
+  // Sums the gradients of batch_ for step `step`. If `gives_up` returns true, it abandons the step.
   GradientSums sum_gradients(std::int64_t step, const LossScale& scale,
                              const std::function<bool()>& gives_up);
   // Whether non-finite gradients are attributed to the loss scale, which is then halved.
@@ -91,8 +91,8 @@ class Trainer {
   // Call only if the ranks agree.
   void begin_save(const TrainState& state);
   // At the end: why training cannot resume from the state; empty if it can. If the state is to be
-  // saved, its gradients are computed as a check, because no later step will do so. With `stop`
-  // time is short: each rank computes only one micro-batch.
+  // saved, its gradients are computed as a check, because no later step will do so. With `stop`,
+  // time is short, so each rank computes only one micro-batch.
   std::string find_divergence(const TrainState& state, bool stop);
   std::string cure() const;  // for a divergence; the end of messages
   // Call when this process has no more steps to do. `divergence`: from find_divergence().
@@ -101,8 +101,8 @@ class Trainer {
   bool ranks_agree(const TrainState& state);
 
   TrainerParts parts_;
-  std::optional<Batch> batch_;  // the last that came
-  bool has_stepped_ = false;    // a step is done: each rank has a batch
+  std::optional<Batch> batch_;  // the last one from the feed
+  bool has_stepped_ = false;    // a step was completed, so each rank has a batch
   bool warned_of_targets_ = false;
   double longest_step_seconds_ = 0;
   StaticBatch static_batch_;  // with train.cuda_graph: the batch that a recorded step reads

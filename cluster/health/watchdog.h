@@ -14,9 +14,9 @@
 
 namespace birkhoff {
 
-// Maximum time without progress of a rank, in seconds: the larger of `seconds` and `steps` times
-// the usual time between two signs of progress, or `patient_seconds` if the usual time is not
-// known.
+// How long a rank may make no progress, in seconds: `seconds`, or `steps` times the usual time
+// between two signs of progress if that is longer. If the usual time is not known:
+// `patient_seconds`.
 struct WatchdogLimits {
   double seconds = 8;
   double steps = 4;
@@ -33,7 +33,7 @@ struct RankStatus {
   double usual_seconds = 0;   // as in Activity::Snapshot
   std::int64_t operation_number = -1;
   std::int32_t waiting = 0;   // 1: waits in this operation for the other ranks
-  StepTimes step_times = {};  // as in Activity::Snapshot, with the next two
+  StepTimes step_times = {};  // this and the next two: as in Activity::Snapshot
   std::int64_t num_timed = 0;
   std::int64_t sequences = 0;
   std::array<char, 64> host = {};
@@ -60,11 +60,11 @@ class Watchdog {
   void reset(double now);
 
   // Warnings about lost ranks since the last call, one line per rank. A warning comes kWarningDelay
-  // after the loss, when the other ranks wait for the lost one: the operation that they wait in
-  // locates it more precisely than its last status. Then mpirun or srun ends the job; if not,
-  // diagnosis() reports the loss kLossGrace after it.
+  // after the loss. By then the other ranks wait for the lost one, and the operation that they wait
+  // in locates the loss more precisely than its last status does. Usually mpirun or srun then ends
+  // the job. If not, diagnosis() reports the loss kLossGrace after it.
   std::vector<std::string> warnings(double now);
-  // Empty while all is well.
+  // nullopt while all is well.
   std::optional<Diagnosis> diagnosis(double now) const;
 
   static constexpr double kWarningDelay = 0.4, kLossGrace = 3;  // seconds
@@ -76,7 +76,7 @@ class Watchdog {
     double progressed = 0;             // when its progress last grew
     bool lost = false, reported = false;
   };
-  // The operation in which most ranks other than `except` wait (ties: the latest step), and these
+  // The operation in which most ranks wait, except rank `except` (ties: the latest step), and these
   // ranks.
   struct Wait {
     std::string place;

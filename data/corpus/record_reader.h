@@ -13,9 +13,9 @@ namespace birkhoff {
 // Rows of any dtype and shape.
 class RecordReader {
  public:
-  // A record of the corpus, whose manifest must outlive the reader.
+  // Reads `record` of the corpus, whose manifest must outlive the reader.
   RecordReader(const Corpus& corpus, const configs::CorpusManifest::Record& record);
-  // Its dtype, shape and class names.
+  // The record's dtype, shape and class names.
   const configs::CorpusManifest::Record& entry() const { return entry_; }
   std::int64_t rows() const { return shards_.elements(); }
   std::int64_t row_bytes() const;
@@ -30,7 +30,7 @@ class RecordReader {
   ShardSequence shards_;
 };
 
-// The labels of a split by document.
+// The labels of a split, one per document.
 class LabelReader {
  public:
   // Error(kData) if the record holds no labels.

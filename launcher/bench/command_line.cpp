@@ -13,8 +13,9 @@ void CommandLine::add_bench() {
   CLI::App* step = subcommand(
       *c, "step",
       "A training step on synthetic tokens, in one process. Checks its loss and gradients "
-      "against fp64, then\ncompares its time with the model's FLOPs at the speed of at::mm. "
-      "tests/bench/step_speed.py alternates\nit with its reference, PyTorch's eager GPT.",
+      "against fp64, then\ncompares its time with the time of the model's FLOPs at the speed of "
+      "at::mm. tests/bench/step_speed.py\ncompares the step with PyTorch's eager GPT, in "
+      "alternating rounds.",
       "  birkhoff bench step configs/baby_gpt_dense.txtpb\n"
       "  birkhoff bench step my.txtpb --set train.precision=bf16 --vocabulary 32000");
   step->add_option("CONFIG", bench_step_.config, "configuration (.txtpb)")->required();
@@ -63,8 +64,8 @@ void CommandLine::add_bench_attention(CLI::App& bench) {
       bench, "attention",
       "Only attention, on synthetic inputs, in one process. Checks its output and gradients "
       "against fp64, then\ncompares time and memory with the machine's limits, with LibTorch's "
-      "operations for the same mechanism\n(composed of its fused ones, and eager), and with its "
-      "dense attention. References in Python:\ntests/bench/attention_peers.py.",
+      "operations for the same mechanism\n(composed: its fused operations; eager: plain ones), and "
+      "with its dense attention. References in Python:\ntests/bench/attention_peers.py.",
       "  birkhoff bench attention\n"
       "  birkhoff bench attention dense 'sinkhorn { block: 128 iterations: 8 }' --lengths "
       "1024,4096\n"

@@ -1,5 +1,5 @@
-// The predicted needs of a configuration on a number of ranks, before anything runs there:
-// docs/plan.md. Local.
+// The prediction of what a configuration needs on a number of ranks, before it runs there
+// (docs/plan.md). Local.
 #pragma once
 
 #include <cstdint>
@@ -17,8 +17,8 @@ struct PlanRequest {
   configs::Config config;
   std::int64_t vocabulary = 0;
   int ranks = 1, ranks_per_node = 1;
-  // The source of the step time: measured here, or a given speed of the passes; else it is not
-  // predicted.
+  // The step time is measured on this machine, or follows from flops_per_second, the speed of the
+  // passes. Without either, it is not predicted.
   bool measure = false;
   std::optional<double> flops_per_second;          // of a rank
   std::optional<double> network_bytes_per_second;  // of a node, in one direction
@@ -33,7 +33,7 @@ struct Plan {
 // Error(kConfig) as make_model().
 Plan make_plan(const PlanRequest& request);
 
-// Bytes of a rank at its peak, as configured.
+// Peak memory of a rank in bytes, as configured.
 double rank_memory(const Plan& plan);
 
 }  // namespace birkhoff

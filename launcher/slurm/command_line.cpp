@@ -31,8 +31,8 @@ void CommandLine::add_submit() {
   c->add_option("--time", submit_.time, "time limit per job; default: the site profile's")
       ->type_name("D-HH:MM:SS");
   c->add_option("--restarts", submit_.restarts,
-                "restart lost or hung ranks in the same job up to N times in a row without a new "
-                "checkpoint")
+                "restart lost or hung ranks in the same job, at most N times in a row without a "
+                "new checkpoint")
       ->check(CLI::Range(0, 1'000'000))
       ->capture_default_str();
   c->add_option("--spare-nodes", submit_.spare_nodes, "keep N of the nodes as spares for lost ones")

@@ -17,9 +17,8 @@
 
 namespace birkhoff {
 
-// Everything in a checkpoint except tensors: manifest fields program, config, run, step, consumed,
-// tokens, skipped, evaluation_due, held_out_loss, corpus, tokenizer, vocabulary, metrics_bytes.
-// save() fills in the rest.
+// Everything in a checkpoint except tensors. The caller describes the run, its state, the corpus
+// and the tokenizer; save() fills in format, version, ranks, files, tensors and the checksum.
 using CheckpointHeader = configs::CheckpointManifest;
 
 // The checkpoints to keep when a new one is committed.
@@ -27,18 +26,18 @@ struct Retention {
   Retention(int newest_count, bool best_too = false) : newest(newest_count), best(best_too) {}
 
   int newest;  // number of the newest to keep, at least 1
-  // Also keep the one with the lowest held_out_loss (of equal ones the oldest), for each split,
-  // corpus and number of sequences evaluated.
+  // Also keep, for each evaluated split and number of sequences, the checkpoint with the lowest
+  // held_out_loss (the oldest of equal ones).
   bool best;
 };
 
 class CheckpointWriter {
  public:
   // Saves into `folder`/step-NNNNNNNN. `extra_files` (the tokenizer's model) are part of each
-  // checkpoint, as rank 0 reads them here: later changes to them do not matter. Rank 0 removes the
+  // checkpoint. Rank 0 reads them here, so later changes to them have no effect. Rank 0 removes the
   // files of unfinished saves. Local. `world` is used only between steps, never by the writing
-  // thread, and must outlive the writer. require_folder: throws FolderLost if another job has taken
-  // the run (cluster/base/files/lease.h). Called on rank 0, also by the thread.
+  // thread, and must outlive the writer. `require_folder` throws FolderLost if another job has
+  // taken the run (cluster/base/files/lease.h); it is called on rank 0, also by the writing thread.
   CheckpointWriter(std::filesystem::path folder, Retention retention,
                    std::vector<std::filesystem::path> extra_files, ProcessGroup& world,
                    std::function<void()> require_folder = {});
@@ -46,10 +45,10 @@ class CheckpointWriter {
   // start.
   ~CheckpointWriter();
 
-  // Copies the data of the shards that this rank owns and lets a thread write them. Collective over
-  // world. If a save is still running, it is finished first. Ranks that hold equal shards must name
-  // the same owner, and all shards of a tensor together must hold each element once (checked before
-  // the commit). Only rank 0's header is used.
+  // Copies the data of the shards that this rank owns; a thread writes them. Collective over world.
+  // If a save is still running, it is finished first. Ranks that hold equal shards must name the
+  // same owner, and all shards of a tensor together must hold each element once (checked before the
+  // commit). Only rank 0's header is used.
   void save(const CheckpointHeader& header, const std::vector<TensorPart>& shards);
   // Call between steps: ranks vote on a running save and commit it once all have written. Returns
   // the folder committed in this call. A failed write throws here, on all ranks, an Error that
@@ -80,21 +79,21 @@ CheckpointFolder open_checkpoint(const std::filesystem::path& path);
 using CheckpointVerifier = std::function<std::string(const CheckpointFolder&)>;
 
 // The newest valid checkpoint in a run's `checkpoints` folder, fully verified (all hashes). A
-// damaged one is reported on stderr and the one before it is tried. nullopt: there is none and
-// never was one. Error(kCheckpoint): there were some but none is valid. Call it on one rank; local
-// if `verify` is (empty: this process reads all files).
+// damaged one is reported on stderr and the one before it is tried. Returns nullopt if the folder
+// never had a checkpoint; Error(kCheckpoint) if it had some but none is valid. Call it on one rank.
+// Local if `verify` is; if `verify` is empty, this process reads all files.
 //
-// With `set_aside`, to resume training from it: damaged ones are renamed to damaged-step-N, so that
-// they are neither used nor lost. Checkpoints that earlier versions saved while a run was diverging
-// (steps were being skipped, or values were not finite) are renamed to diverged-step-N; one warning
-// names them.
+// `set_aside`: for a run that resumes training. Damaged checkpoints are then renamed to
+// damaged-step-N, so that they are neither used nor lost. Checkpoints that earlier versions saved
+// while a run was diverging (steps were being skipped, or values were not finite) are renamed to
+// diverged-step-N; one warning names them.
 std::optional<CheckpointFolder> find_newest_checkpoint(const std::filesystem::path& folder,
                                                        bool set_aside,
                                                        const CheckpointVerifier& verify = {});
 
 // Fills the shards' data from the checkpoint, whatever mesh wrote it; every byte read is checked.
-// Local. Missing, surplus or mismatched tensors: Error(kCheckpoint) with the tensor's name. A rank
-// that holds no element of a tensor names it with an empty shard, so that surplus tensors are
+// Local. Error(kCheckpoint) with the tensor's name if a tensor is missing, surplus or mismatched. A
+// rank that holds no element of a tensor lists an empty shard of it, so that surplus tensors are
 // noticed.
 void load_checkpoint(const CheckpointFolder& checkpoint, std::vector<TensorPart>& shards);
 // Loads only a model (evaluation, sampling): tensors of the checkpoint that no shard names are

@@ -1,6 +1,6 @@
-// A Task says what a run trains on and predicts: what the model reads of a corpus, the samples, the
-// model, and what the targets are. A run makes it once, from its configuration. Nothing outside
-// this folder asks which task it is.
+// A Task defines what a run trains on and predicts: the fields of the corpus that the model reads,
+// the samples, the model and the targets. A run makes its Task once, from its configuration.
+// Nothing outside this folder asks which task it is.
 #pragma once
 
 #include <memory>
@@ -22,13 +22,14 @@ class Task {
  public:
   virtual ~Task() = default;
 
-  // What a model reads and predicts: as a split of the corpus has it (Error(kData) if it lacks
-  // what the task reads), or with a vocabulary of that size and no corpus.
+  // What a model reads and predicts, for a split of the corpus. Error(kData) if the split lacks a
+  // field that the task reads.
   virtual ModelInputs inputs(const Corpus& corpus, const std::string& split) const = 0;
+  // The same for a vocabulary of that size, without a corpus.
   virtual ModelInputs inputs(std::int64_t vocabulary) const = 0;
 
-  // Builds the model on the device. Invalid values, or another number of classes
-  // than `inputs` has: Error(kConfig). No labels: Error(kData).
+  // Builds the model on the device. Error(kConfig) if a value is invalid, or if the configuration
+  // and `inputs` have different numbers of classes. Error(kData) if there are no labels.
   virtual std::unique_ptr<Model> make_model(const ModelInputs& inputs, at::Device device) const = 0;
 
   // The samples to train on. Error(kData) if the split is missing or too short.
@@ -49,7 +50,7 @@ class Task {
   virtual std::unique_ptr<Targets> evaluation_targets(const Corpus& corpus,
                                                       const std::string& split,
                                                       std::int64_t num_samples) const = 0;
-  // That samples of the split are cut to data.sequence_length, and how many; empty: none.
+  // A message that says how many samples of the split are cut to data.sequence_length; empty: none.
   virtual std::string cut_texts(const Corpus&, const std::string& split) const {
     (void)split;
     return "";

@@ -1,7 +1,7 @@
 // Attention over gathered rows: lists say which rows of q see which rows of k and v. A list is cut
 // into segments; the queries of a segment see keys of the same segment, subject to a distance band
-// and padding. Sliding windows, strided attention, listed blocks (lists.h) and routing (Roy et al.
-// 2021, section 4.1) differ only in their lists.
+// and padding. Sliding windows, strided attention, chosen blocks (block_top_k/block_top_k.h) and
+// routing (Roy et al. 2021, section 4.1) differ only in their lists.
 //
 // Legend: B batch, H heads, L queries, S keys, D head dim, G segments, P slots of a list. Lists
 // have B or H = 1 where all samples or heads share them.
@@ -47,7 +47,7 @@ RowLists make_row_lists(const at::Tensor& rows_BHP, const at::Tensor& ends_BHG,
 // Query i sees key j of its segment if least <= p_i - p_j <= most. By default it sees all.
 struct DistanceBand {
   enum class Of {
-    kPositions,  // p: the index of the row, or, where defined, its entry in `positions`
+    kPositions,  // p: the row's index, or its entry in positions_q, positions_k if defined
     kRanks,      // p: the rank in the segment, from 0
   };
   static constexpr std::int64_t kFar = std::int64_t{1} << 40;  // beyond all distances
@@ -57,13 +57,13 @@ struct DistanceBand {
   at::Tensor positions_q_BHL{}, positions_k_BHS{};  // int32; B and H may be 1
 };
 
-// The rules for which keys a query sees, apart from padding: everything that a mechanism chooses.
+// The keys that each query sees, apart from padding: everything that a mechanism chooses.
 struct GatheredRows {
   RowLists queries, keys;  // of the same number of segments
   DistanceBand band;
 };
 
-// The way in which the slots of a query give its output.
+// How the slots of a query combine into its output.
 enum class SlotMerge {
   kOneSoftmax,  // one softmax over the keys that it sees from all of them
   kMean,        // each slot that sees a key has its own softmax; the output is their mean
@@ -76,9 +76,10 @@ struct GatheredAttention {
   SlotMerge merge = SlotMerge::kOneSoftmax;
   RelativePositions relative{};  // positions are the rows' indices, whatever the band says
   at::Tensor sink_H{};           // a logit with value 0 in every softmax; undefined: none
-  // Of probabilities, if there is noise. The query at slot r of head h's list and the key at rank
-  // n of its segment draw element (r H + h) kNoiseRow + n of their sample. Slots and ranks follow
-  // from the lists of the sample, so noise does not depend on the rest of the batch.
+  // The dropout rate of probabilities, used if there is noise. For the query at slot r of head h's
+  // list and the key at rank n of its segment, the noise is element (r H + h) kNoiseRow + n of the
+  // sample. Slots and ranks follow from the sample's lists, so noise does not depend on the rest of
+  // the batch.
   float dropout = 0;
   std::optional<NoiseKey> noise{};
   static constexpr std::int64_t kNoiseRow = std::int64_t{1} << 31;  // beyond all ranks
@@ -93,8 +94,8 @@ PathChoice choose_path(const GatheredAttention& in, Path limit);
 
 // The softmax attention of each query with logits q k / sqrt(D), computed on that path.
 // Differentiable by q, k, v, tables and sinks. Error(kInternal) if shapes, dtypes or devices do not
-// fit. On the CPU the same bits for any number of threads. The part's sums are without dropout.
-// With kMean they are above 0 where a query sees a key, have no gradient and do not merge.
+// fit. On the CPU the same bits for any number of threads. The part's sums ignore dropout. With
+// kMean they are above 0 where a query sees a key, have no gradient, and cannot be merged.
 AttentionPart attend_gathered(const GatheredAttention& in, Path limit);
 
 }  // namespace birkhoff

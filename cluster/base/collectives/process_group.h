@@ -83,12 +83,12 @@ class ProcessGroup {
   // order.
   void all_reduce(at::Tensor tensor, ReduceOp op, std::string_view name);
   std::unique_ptr<Work> all_reduce_async(at::Tensor tensor, ReduceOp op, std::string_view name);
-  // output [n] = slice `rank` of op over all ranks' input [size * n]. output may be that slice of
-  // input.
+  // output [n] = slice `rank` of op over all ranks' input [size * n]. output may alias this slice
+  // of input.
   std::unique_ptr<Work> reduce_scatter_async(at::Tensor output, at::Tensor input, ReduceOp op,
                                              std::string_view name);
   void reduce_scatter(at::Tensor output, at::Tensor input, ReduceOp op, std::string_view name);
-  // output [size * n] = all ranks' input [n], in rank order. input may be the slice `rank` of
+  // output [size * n] = all ranks' input [n], in rank order. input may alias slice `rank` of
   // output.
   std::unique_ptr<Work> all_gather_async(at::Tensor output, at::Tensor input,
                                          std::string_view name);
@@ -117,8 +117,8 @@ class ProcessGroup {
 
  protected:
   // A number in [0, 32768) for the operation being started: a hash of its kind, name and sequence
-  // number. Messages carry it, so that after a rank has skipped an operation they are not mistaken
-  // for another operation's. For use inside do_*().
+  // number. Messages carry it. So if a rank skips an operation, the messages of its next operation
+  // are not mistaken for those of the skipped one. For use inside do_*().
   int operation_tag() const { return operation_tag_; }
   // Implementations start the operation and return a handle. Arguments are already checked.
   virtual std::unique_ptr<Work> do_all_reduce(at::Tensor tensor, ReduceOp op) = 0;
