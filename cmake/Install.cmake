@@ -38,8 +38,10 @@ install(FILES ${CMAKE_BINARY_DIR}/install/birkhoff_ops.py DESTINATION
 
 # Experiments, documents, and module files for Lmod and for Tcl modules.
 install(DIRECTORY ${CMAKE_SOURCE_DIR}/configs/ DESTINATION
-  ${CMAKE_INSTALL_DATADIR}/birkhoff/configs FILES_MATCHING PATTERN "*.txtpb")
-install(FILES ${CMAKE_SOURCE_DIR}/README.md DESTINATION ${CMAKE_INSTALL_DOCDIR})
+  ${CMAKE_INSTALL_DATADIR}/birkhoff/configs FILES_MATCHING PATTERN "*.txtpb"
+  PATTERN loader EXCLUDE PATTERN schema EXCLUDE)
+install(FILES ${CMAKE_SOURCE_DIR}/README.md ${CMAKE_SOURCE_DIR}/CHANGELOG.md
+  ${CMAKE_SOURCE_DIR}/CONTRIBUTING.md DESTINATION ${CMAKE_INSTALL_DOCDIR})
 install(DIRECTORY ${CMAKE_SOURCE_DIR}/docs DESTINATION ${CMAKE_INSTALL_DOCDIR})
 configure_file(${CMAKE_SOURCE_DIR}/cmake/site/module.lua.in ${CMAKE_BINARY_DIR}/install/module.lua
   @ONLY)

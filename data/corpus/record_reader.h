@@ -13,7 +13,7 @@ namespace birkhoff {
 // Rows of any dtype and shape.
 class RecordReader {
  public:
-  // Reads `record` of the corpus, whose manifest must outlive the reader.
+  // Reads `record` of the corpus; neither needs to outlive the reader.
   RecordReader(const Corpus& corpus, const configs::CorpusManifest::Record& record);
   // The record's dtype, shape and class names.
   const configs::CorpusManifest::Record& entry() const { return entry_; }
@@ -26,7 +26,7 @@ class RecordReader {
   const std::string& file_of(std::int64_t row) const { return shards_.file_of(row); }
 
  private:
-  const configs::CorpusManifest::Record& entry_;
+  const configs::CorpusManifest::Record entry_;
   ShardSequence shards_;
 };
 
