@@ -5,7 +5,7 @@
 // keys of the query's document, in causal attention up to the query's own position. It equals one
 // cluster with a window for all tokens, so the rule for the query's own key is the one of
 // cluster_lists.h: if queries are keys, a causal query does not see its own, unless it is the first
-// of its document. A query that is alone in its cluster then has no share of dense attention. A
+// of its document. A query without another token in its cluster then has a share of 0. A
 // sink takes part in neither.
 //
 // For evaluation: plain LibTorch operations on a chunk of queries and all keys at a time. No
