@@ -9,7 +9,7 @@
 #include <mutex>
 #include <thread>
 
-#include "cluster/base/collectives/thread_group.h"
+#include "tests/cluster/base/thread_group.h"
 
 namespace birkhoff {
 namespace {

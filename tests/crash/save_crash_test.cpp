@@ -7,12 +7,12 @@
 #include <algorithm>
 #include <optional>
 
-#include "cluster/base/collectives/thread_group.h"
 #include "cluster/base/files/file.h"
 #include "runtime/checkpoint/commit.h"
 #include "runtime/checkpoint/run_folder.h"
 #include "runtime/reporting/reporter.h"
 #include "runtime/run_checkpoints.h"
+#include "tests/cluster/base/thread_group.h"
 #include "tests/crash/crash_trial.h"
 #include "tests/runtime/checkpoint/checkpoint_fixture.h"
 

@@ -4,11 +4,11 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "cluster/base/collectives/thread_group.h"
 #include "cluster/base/error.h"
 #include "configs/loader/config_io.h"
 #include "runtime/run_checkpoints.h"
 #include "runtime/tasks/task.h"
+#include "tests/cluster/base/thread_group.h"
 #include "tests/runtime/toy_training.h"
 
 namespace birkhoff {

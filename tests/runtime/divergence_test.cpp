@@ -11,12 +11,12 @@
 #include <optional>
 #include <random>
 
-#include "cluster/base/collectives/thread_group.h"
 #include "cluster/base/error.h"
 #include "runtime/checkpoint/commit.h"
 #include "runtime/checkpoint/run_folder.h"
 #include "runtime/reporting/reporter.h"
 #include "runtime/run_checkpoints.h"
+#include "tests/cluster/base/thread_group.h"
 #include "tests/runtime/checkpoint/checkpoint_fixture.h"
 #include "tests/runtime/toy_training.h"
 

@@ -5,9 +5,9 @@
 
 #include <map>
 
-#include "cluster/base/collectives/thread_group.h"
 #include "runtime/checkpoint/checkpoint.h"
 #include "runtime/run_checkpoints.h"
+#include "tests/cluster/base/thread_group.h"
 #include "tests/runtime/checkpoint/checkpoint_fixture.h"
 #include "tests/runtime/optimizers/gathered_state.h"
 

@@ -12,11 +12,11 @@
 #include <numeric>
 #include <set>
 
-#include "cluster/base/collectives/thread_group.h"
 #include "configs/schema/config.pb.h"
 #include "runtime/checkpoint/tensor_part.h"
 #include "runtime/gradients/grad_buckets.h"
 #include "runtime/optimizers/schedule.h"
+#include "tests/cluster/base/thread_group.h"
 
 namespace birkhoff {
 namespace {

@@ -7,12 +7,12 @@
 #include <map>
 #include <optional>
 
-#include "cluster/base/collectives/thread_group.h"
 #include "runtime/agreement.h"
 #include "runtime/checkpoint/checkpoint.h"
 #include "runtime/evaluator.h"
 #include "runtime/reporting/reporter.h"
 #include "runtime/training_step.h"
+#include "tests/cluster/base/thread_group.h"
 #include "tests/runtime/checkpoint/checkpoint_fixture.h"
 #include "tests/runtime/optimizers/gathered_state.h"
 

@@ -5,8 +5,8 @@
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
-#include "cluster/base/collectives/thread_group.h"
 #include "cluster/base/error.h"
+#include "tests/cluster/base/thread_group.h"
 #include "tests/runtime/toy_training.h"
 
 namespace birkhoff {

@@ -6,9 +6,9 @@
 #include <algorithm>
 #include <cmath>
 
-#include "cluster/base/collectives/thread_group.h"
 #include "cluster/base/error.h"
 #include "runtime/tasks/text_targets.h"
+#include "tests/cluster/base/thread_group.h"
 #include "tests/runtime/toy_training.h"
 
 namespace birkhoff {

@@ -1,6 +1,6 @@
 // Collective communication over a fixed set of ranks. Implementations: MpiGroup
 // (cluster/mpi_group.h) for host tensors, NcclGroup (cluster/nccl_group.h) for GPU tensors, and
-// ThreadGroup (cluster/base/collectives/thread_group.h) for tests whose ranks are threads.
+// ThreadGroup (tests/cluster/base/thread_group.h) for tests whose ranks are threads.
 //
 // Every operation is collective over the group: all ranks must call the same operations in the same
 // order, with matching shapes and dtypes. Tensors are contiguous, on the group's device, and of

@@ -1,4 +1,4 @@
-#include "cluster/base/collectives/thread_group.h"
+#include "tests/cluster/base/thread_group.h"
 
 #include <ATen/ATen.h>
 #include <gmock/gmock.h>

@@ -10,10 +10,10 @@
 #include <limits>
 #include <sstream>
 
-#include "cluster/base/collectives/thread_group.h"
 #include "launcher/bench/attention_comparison.h"
 #include "launcher/bench/collectives.h"
 #include "launcher/measure/report.h"
+#include "tests/cluster/base/thread_group.h"
 #include "tests/launcher/bad_input/damage.h"
 #include "tests/launcher/bad_input/good_input.h"
 #include "tests/launcher/child.h"

@@ -12,7 +12,6 @@
 #include <random>
 #include <sstream>
 
-#include "cluster/base/collectives/thread_group.h"
 #include "configs/loader/config_io.h"
 #include "launcher/app.h"
 #include "launcher/measure/peak_memory.h"
@@ -22,6 +21,7 @@
 #include "runtime/run_checkpoints.h"
 #include "runtime/tasks/task.h"
 #include "tests/cluster/base/temporary_folder.h"
+#include "tests/cluster/base/thread_group.h"
 
 namespace birkhoff {
 namespace {

@@ -10,7 +10,6 @@
 #include <map>
 #include <random>
 
-#include "cluster/base/collectives/thread_group.h"
 #include "cluster/base/error.h"
 #include "runtime/checkpoint/checkpoint.h"
 #include "runtime/checkpoint/commit.h"
@@ -19,6 +18,7 @@
 #include "runtime/checkpoint/safetensors.h"
 #include "tests/cluster/base/corruption.h"
 #include "tests/cluster/base/tally.h"
+#include "tests/cluster/base/thread_group.h"
 #include "tests/runtime/checkpoint/checkpoint_fixture.h"
 
 namespace birkhoff {

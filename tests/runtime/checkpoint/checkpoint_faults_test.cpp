@@ -14,13 +14,13 @@
 #include <random>
 #include <thread>
 
-#include "cluster/base/collectives/thread_group.h"
 #include "cluster/base/error.h"
 #include "cluster/base/files/file.h"
 #include "runtime/checkpoint/checkpoint.h"
 #include "runtime/checkpoint/commit.h"
 #include "tests/cluster/base/faults.h"
 #include "tests/cluster/base/tally.h"
+#include "tests/cluster/base/thread_group.h"
 #include "tests/runtime/checkpoint/checkpoint_fixture.h"
 
 extern char** environ;

@@ -10,7 +10,7 @@
 #include <set>
 #include <sstream>
 
-#include "cluster/base/collectives/thread_group.h"
+#include "tests/cluster/base/thread_group.h"
 
 namespace birkhoff {
 namespace {

@@ -10,11 +10,11 @@
 #include <functional>
 #include <memory>
 
-#include "cluster/base/collectives/thread_group.h"
 #include "cluster/base/error.h"
 #include "cluster/base/files/lease.h"
 #include "runtime/checkpoint/commit.h"
 #include "runtime/checkpoint/manifest.h"
+#include "tests/cluster/base/thread_group.h"
 #include "tests/runtime/checkpoint/checkpoint_fixture.h"
 
 namespace birkhoff {

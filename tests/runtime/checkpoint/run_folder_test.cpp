@@ -10,13 +10,13 @@
 #include <regex>
 #include <thread>
 
-#include "cluster/base/collectives/thread_group.h"
 #include "cluster/base/error.h"
 #include "runtime/reporting/reporter.h"
 #include "runtime/run_checkpoints.h"
 #include "runtime/run_checks.h"
 #include "tests/cluster/base/faults.h"
 #include "tests/cluster/base/tally.h"
+#include "tests/cluster/base/thread_group.h"
 #include "tests/runtime/checkpoint/checkpoint_fixture.h"
 
 namespace birkhoff {

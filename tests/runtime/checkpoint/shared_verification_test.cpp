@@ -9,10 +9,10 @@
 #include <mutex>
 #include <set>
 
-#include "cluster/base/collectives/thread_group.h"
 #include "cluster/base/error.h"
 #include "runtime/checkpoint/verify.h"
 #include "tests/cluster/base/corruption.h"
+#include "tests/cluster/base/thread_group.h"
 #include "tests/runtime/checkpoint/checkpoint_fixture.h"
 
 namespace birkhoff {

@@ -2,7 +2,7 @@
 
 #include <gtest/gtest.h>
 
-#include "cluster/base/collectives/thread_group.h"
+#include "tests/cluster/base/thread_group.h"
 #include "tests/runtime/toy_model.h"
 
 namespace birkhoff {

@@ -3,8 +3,8 @@
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
-#include "cluster/base/collectives/thread_group.h"
 #include "runtime/gradients/shard_reduction.h"
+#include "tests/cluster/base/thread_group.h"
 
 namespace birkhoff {
 namespace {

@@ -7,10 +7,10 @@
 #include <cmath>
 #include <map>
 
-#include "cluster/base/collectives/thread_group.h"
 #include "configs/schema/config.pb.h"
 #include "runtime/gradients/grad_norm.h"
 #include "runtime/optimizers/schedule.h"
+#include "tests/cluster/base/thread_group.h"
 #include "tests/runtime/toy_model.h"
 
 namespace birkhoff {

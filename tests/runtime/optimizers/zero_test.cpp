@@ -6,9 +6,9 @@
 #include <cmath>
 #include <set>
 
-#include "cluster/base/collectives/thread_group.h"
 #include "runtime/agreement.h"
 #include "runtime/gradients/grad_norm.h"
+#include "tests/cluster/base/thread_group.h"
 #include "tests/runtime/optimizers/gathered_state.h"
 
 namespace birkhoff {

@@ -8,8 +8,8 @@
 #include <thread>
 #include <utility>
 
-#include "cluster/base/collectives/thread_group.h"
 #include "runtime/stopping/stop_request.h"
+#include "tests/cluster/base/thread_group.h"
 #include "tests/runtime/deliver.h"
 #include "tests/runtime/toy_training.h"
 

@@ -1,4 +1,4 @@
-#include "cluster/base/collectives/thread_group.h"
+#include "tests/cluster/base/thread_group.h"
 
 #include <condition_variable>
 #include <cstring>
