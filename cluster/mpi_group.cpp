@@ -14,19 +14,11 @@
 namespace birkhoff {
 namespace {
 
-// MPI counts are int. Each completed piece also shows the waiting thread that data is flowing.
-constexpr std::size_t kPieceBytes = std::size_t{1} << 20;
+// MPI counts are int. Each completed message also shows the waiting thread that data is flowing.
+constexpr std::size_t kMessageBytes = std::size_t{1} << 20;
 // If a rank receives at most this many bytes in total, all_reduce sends every tensor to every rank:
 // one exchange instead of two.
 constexpr std::size_t kSmallBytes = 16384;
-
-std::byte* bytes_of(const at::Tensor& tensor) {
-  return static_cast<std::byte*>(tensor.mutable_data_ptr());
-}
-
-void copy_bytes(std::byte* to, const std::byte* from, std::size_t num_bytes) {
-  if (to != from && num_bytes > 0) std::memcpy(to, from, num_bytes);
-}
 
 // Pauses after a poll that found nothing: yields the core during the first microseconds, then
 // sleeps for a sixteenth of the time waited so far. A long wait thus costs almost nothing, and no
@@ -81,95 +73,30 @@ std::unique_ptr<Work> MpiGroup::submit(Operation operation) {
 std::unique_ptr<Work> MpiGroup::do_all_reduce(at::Tensor tensor, ReduceOp op) {
   return submit([this, tensor = std::move(tensor), op] {
     if (size_ == 1) return;
-    if (tensor.nbytes() * static_cast<std::size_t>(size_) <= kSmallBytes) {
-      all_reduce_small(tensor, op);
-    } else {
-      all_reduce_slices(tensor, op);
+    const auto ranks = static_cast<std::size_t>(size_);
+    if (tensor.nbytes() * ranks <= kSmallBytes) {
+      const std::vector<Piece> whole(ranks, {bytes_of(tensor), tensor.nbytes()});
+      return reduce_pieces(whole, op, tensor.scalar_type(), bytes_of(tensor));
     }
+    // Each rank owns and reduces one slice.
+    const std::vector<Piece> slices = slices_of(tensor, size_);
+    const Piece& mine = slices[static_cast<std::size_t>(rank_)];
+    reduce_pieces(slices, op, tensor.scalar_type(), mine.data);
+    exchange(std::vector(ranks, mine), slices);
   });
-}
-
-void MpiGroup::all_reduce_small(const at::Tensor& tensor, ReduceOp op) {
-  const std::size_t num_bytes = tensor.nbytes();
-  std::byte* gathered = scratch(num_bytes * static_cast<std::size_t>(size_));
-  std::vector<const void*> inputs;
-  for (int peer = 0; peer < size_; ++peer) {
-    inputs.push_back(gathered + static_cast<std::size_t>(peer) * num_bytes);
-    if (peer == rank_) {
-      inputs.back() = bytes_of(tensor);
-    } else {
-      receive(gathered + static_cast<std::size_t>(peer) * num_bytes, num_bytes, peer);
-      send(bytes_of(tensor), num_bytes, peer);
-    }
-  }
-  wait_for_requests();
-  reduce_in_order(op, tensor.scalar_type(), inputs, bytes_of(tensor), tensor.numel());
-}
-
-void MpiGroup::all_reduce_slices(const at::Tensor& tensor, ReduceOp op) {
-  const std::size_t item_bytes = tensor.itemsize();
-  // Rank p owns and reduces slice p: elements [first(p), first(p + 1)).
-  const auto first = [&](int p) { return tensor.numel() * p / size_; };
-  const auto slice = [&](int p) {
-    return bytes_of(tensor) + static_cast<std::size_t>(first(p)) * item_bytes;
-  };
-  const auto slice_bytes = [&](int p) {
-    return static_cast<std::size_t>(first(p + 1) - first(p)) * item_bytes;
-  };
-
-  const std::size_t my_bytes = slice_bytes(rank_);
-  std::byte* received = scratch(my_bytes * static_cast<std::size_t>(size_));
-  std::vector<const void*> inputs;
-  for (int peer = 0; peer < size_; ++peer) {
-    inputs.push_back(received + static_cast<std::size_t>(peer) * my_bytes);
-    if (peer == rank_) {
-      inputs.back() = slice(rank_);
-    } else {
-      receive(received + static_cast<std::size_t>(peer) * my_bytes, my_bytes, peer);
-      send(slice(peer), slice_bytes(peer), peer);
-    }
-  }
-  wait_for_requests();
-  reduce_in_order(op, tensor.scalar_type(), inputs, slice(rank_), first(rank_ + 1) - first(rank_));
-  for (int peer = 0; peer < size_; ++peer) {
-    if (peer == rank_) continue;
-    receive(slice(peer), slice_bytes(peer), peer);
-    send(slice(rank_), my_bytes, peer);
-  }
-  wait_for_requests();
 }
 
 std::unique_ptr<Work> MpiGroup::do_reduce_scatter(at::Tensor output, at::Tensor input,
                                                   ReduceOp op) {
   return submit([this, output = std::move(output), input = std::move(input), op] {
-    const std::size_t num_bytes = output.nbytes();
-    std::byte* received = scratch(num_bytes * static_cast<std::size_t>(size_));
-    std::vector<const void*> inputs;
-    for (int peer = 0; peer < size_; ++peer) {
-      const std::size_t offset = static_cast<std::size_t>(peer) * num_bytes;
-      inputs.push_back(peer == rank_ ? bytes_of(input) + offset : received + offset);
-      if (peer == rank_) continue;
-      receive(received + offset, num_bytes, peer);
-      send(bytes_of(input) + offset, num_bytes, peer);
-    }
-    wait_for_requests();
-    reduce_in_order(op, output.scalar_type(), inputs, bytes_of(output), output.numel());
+    reduce_pieces(slices_of(input, size_), op, input.scalar_type(), bytes_of(output));
   });
 }
 
 std::unique_ptr<Work> MpiGroup::do_all_gather(at::Tensor output, at::Tensor input) {
   return submit([this, output = std::move(output), input = std::move(input)] {
-    const std::size_t num_bytes = input.nbytes();
-    for (int peer = 0; peer < size_; ++peer) {
-      std::byte* slice = bytes_of(output) + static_cast<std::size_t>(peer) * num_bytes;
-      if (peer == rank_) {
-        copy_bytes(slice, bytes_of(input), num_bytes);
-      } else {
-        receive(slice, num_bytes, peer);
-        send(bytes_of(input), num_bytes, peer);
-      }
-    }
-    wait_for_requests();
+    const Piece mine{bytes_of(input), input.nbytes()};
+    exchange(std::vector(static_cast<std::size_t>(size_), mine), slices_of(output, size_));
   });
 }
 
@@ -179,23 +106,7 @@ std::unique_ptr<Work> MpiGroup::do_all_to_all(at::Tensor output,
                                               std::vector<std::int64_t> send_counts) {
   return submit([this, output = std::move(output), input = std::move(input),
                  receive_counts = std::move(receive_counts), send_counts = std::move(send_counts)] {
-    std::byte* to = bytes_of(output);
-    const std::byte* from = bytes_of(input);
-    for (int peer = 0; peer < size_; ++peer) {
-      const auto p = static_cast<std::size_t>(peer);
-      const std::size_t num_received =
-          static_cast<std::size_t>(receive_counts[p]) * output.itemsize();
-      const std::size_t num_sent = static_cast<std::size_t>(send_counts[p]) * input.itemsize();
-      if (peer == rank_) {
-        copy_bytes(to, from, num_sent);
-      } else {
-        receive(to, num_received, peer);
-        send(from, num_sent, peer);
-      }
-      to += num_received;
-      from += num_sent;
-    }
-    wait_for_requests();
+    exchange(pieces_of(input, send_counts), pieces_of(output, receive_counts));
   });
 }
 
@@ -223,23 +134,48 @@ std::unique_ptr<Work> MpiGroup::do_barrier() {
 
 // ---- Transfers
 
-// MPI keeps messages with the same tag between two ranks in order. The tag identifies their
-// operation.
-void MpiGroup::send(const std::byte* data, std::size_t num_bytes, int peer) {
-  for (std::size_t start = 0; start < num_bytes; start += kPieceBytes) {
-    const int count = static_cast<int>(std::min(kPieceBytes, num_bytes - start));
-    requests_.emplace_back();
-    mpi_check(MPI_Isend(data + start, count, MPI_BYTE, peer, tag_, comm_, &requests_.back()),
-              "MPI_Isend");
+void MpiGroup::exchange(const std::vector<Piece>& sends, const std::vector<Piece>& receives) {
+  for (int peer = 0; peer < size_; ++peer) {
+    const Piece &out = sends[static_cast<std::size_t>(peer)],
+                &in = receives[static_cast<std::size_t>(peer)];
+    if (peer == rank_) {
+      if (in.data != out.data && in.num_bytes > 0) std::memcpy(in.data, out.data, in.num_bytes);
+      continue;
+    }
+    // MPI keeps messages with the same tag between two ranks in order. The tag identifies their
+    // operation.
+    transfer(in, "MPI_Irecv", [&](std::byte* data, int count, MPI_Request* request) {
+      return MPI_Irecv(data, count, MPI_BYTE, peer, tag_, comm_, request);
+    });
+    transfer(out, "MPI_Isend", [&](std::byte* data, int count, MPI_Request* request) {
+      return MPI_Isend(data, count, MPI_BYTE, peer, tag_, comm_, request);
+    });
   }
+  wait_for_requests();
 }
 
-void MpiGroup::receive(std::byte* data, std::size_t num_bytes, int peer) {
-  for (std::size_t start = 0; start < num_bytes; start += kPieceBytes) {
-    const int count = static_cast<int>(std::min(kPieceBytes, num_bytes - start));
+void MpiGroup::reduce_pieces(const std::vector<Piece>& sends, ReduceOp op, at::ScalarType dtype,
+                             std::byte* output) {
+  const Piece& mine = sends[static_cast<std::size_t>(rank_)];
+  std::byte* received = scratch(mine.num_bytes * sends.size());
+  std::vector<Piece> receives;
+  std::vector<const void*> inputs;
+  for (std::size_t p = 0; p < sends.size(); ++p) {
+    const bool is_mine = static_cast<int>(p) == rank_;
+    receives.push_back(is_mine ? mine : Piece{received + p * mine.num_bytes, mine.num_bytes});
+    inputs.push_back(receives.back().data);
+  }
+  exchange(sends, receives);
+  reduce_in_order(op, dtype, inputs, output,
+                  static_cast<std::int64_t>(mine.num_bytes / c10::elementSize(dtype)));
+}
+
+template <typename Start>
+void MpiGroup::transfer(const Piece& piece, const char* call, Start start) {
+  for (std::size_t at = 0; at < piece.num_bytes; at += kMessageBytes) {
+    const int count = static_cast<int>(std::min(kMessageBytes, piece.num_bytes - at));
     requests_.emplace_back();
-    mpi_check(MPI_Irecv(data + start, count, MPI_BYTE, peer, tag_, comm_, &requests_.back()),
-              "MPI_Irecv");
+    mpi_check(start(piece.data + at, count, &requests_.back()), call);
   }
 }
 

@@ -13,6 +13,7 @@
 
 #include "cluster/base/collectives/process_group.h"
 #include "cluster/operation_queue.h"
+#include "cluster/pieces.h"
 
 namespace birkhoff {
 
@@ -44,14 +45,22 @@ class MpiGroup : public ProcessGroup {
   template <typename Operation>
   std::unique_ptr<Work> submit(Operation operation);
   // Everything below runs on the communication thread.
-  void send(const std::byte* data, std::size_t num_bytes, int peer);
-  void receive(std::byte* data, std::size_t num_bytes, int peer);
+
+  // Sends piece p of `sends` to rank p and receives piece p of `receives` from it. This rank's own
+  // piece is copied, unless both are the same memory.
+  void exchange(const std::vector<Piece>& sends, const std::vector<Piece>& receives);
+  // Sends piece p to rank p; output = op over the pieces, of elements of type `dtype`, that all
+  // ranks send to this one.
+  void reduce_pieces(const std::vector<Piece>& sends, ReduceOp op, at::ScalarType dtype,
+                     std::byte* output);
+  // Starts the transfer of a piece: start(data, count, request) of each part that one message
+  // holds. `call` is the name of the MPI function.
+  template <typename Start>
+  void transfer(const Piece& piece, const char* call, Start start);
   // Returns when all requests_ are complete.
   void wait_for_requests();
   // A buffer of num_bytes; the next operation reuses it.
   std::byte* scratch(std::size_t num_bytes);
-  void all_reduce_small(const at::Tensor& tensor, ReduceOp op);
-  void all_reduce_slices(const at::Tensor& tensor, ReduceOp op);
 
   MPI_Comm comm_ = MPI_COMM_NULL;
   int rank_ = 0;

@@ -33,16 +33,6 @@ double seconds_since(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
 }
 
-std::byte* bytes_of(const at::Tensor& tensor) {
-  return static_cast<std::byte*>(tensor.mutable_data_ptr());
-}
-
-// Uninitialized bytes on `device`, allocated on the current stream.
-at::Tensor make_scratch(std::size_t num_bytes, at::Device device) {
-  return at::empty({static_cast<std::int64_t>(num_bytes)},
-                   at::TensorOptions().dtype(at::kByte).device(device));
-}
-
 // The stream and the communicator are created on the current device.
 at::Device current(at::Device device) {
   require(device.is_cuda() && device.index() == c10::cuda::current_device(),
@@ -249,6 +239,16 @@ void NcclGroup::gather(const std::byte* in, std::byte* out, std::size_t num_byte
   settle(ncclAllGather(in, out, num_bytes, ncclInt8, comm_, stream_.get()), "ncclAllGather");
 }
 
+void NcclGroup::reduce_rows(const at::Tensor& rows, ReduceOp op, std::byte* output) {
+  launch_reduce({.op = op,
+                 .dtype = kernel_dtype(rows),
+                 .inputs = bytes_of(rows),
+                 .output = output,
+                 .num_inputs = size_,
+                 .count = rows.numel() / size_},
+                stream_.get());
+}
+
 // ---- Operations
 
 template <typename Operation>
@@ -268,115 +268,73 @@ CudaEvent NcclGroup::submit(Operation operation) {
   return done;
 }
 
+template <typename Operation>
+std::unique_ptr<Work> NcclGroup::submit_for(std::vector<at::Tensor> tensors, Operation operation) {
+  require(tensors[0].device() == device_, "NcclGroup: the tensor is not on the group's GPU");
+  CudaEvent done = submit(operation);
+  return std::make_unique<StreamWork>(*this, std::move(done), std::move(tensors));
+}
+
 std::unique_ptr<Work> NcclGroup::do_all_reduce(at::Tensor tensor, ReduceOp op) {
-  require(tensor.device() == device_, "NcclGroup: the tensor is not on the group's GPU");
-  CudaEvent done = submit([&] {
+  return submit_for({tensor}, [&] {
     if (size_ == 1 || tensor.numel() == 0) return;
     const auto ranks = static_cast<std::size_t>(size_);
-    const auto reduce = [&](const std::byte* rows, std::byte* output, std::int64_t count) {
-      launch_reduce({.op = op,
-                     .dtype = kernel_dtype(tensor),
-                     .inputs = rows,
-                     .output = output,
-                     .num_inputs = size_,
-                     .count = count},
-                    stream_.get());
-    };
     if (tensor.nbytes() * ranks <= kSmallBytes) {
-      const at::Tensor rows = make_scratch(tensor.nbytes() * ranks, device_);
+      const at::Tensor rows = at::empty({size_, tensor.numel()}, tensor.options());
       gather(bytes_of(tensor), bytes_of(rows), tensor.nbytes());
-      return reduce(bytes_of(rows), bytes_of(tensor), tensor.numel());
+      return reduce_rows(rows, op, bytes_of(tensor));
     }
-    // Rank p owns and reduces slice p: elements [first(p), first(p + 1)).
-    const auto first = [&](int p) { return tensor.numel() * p / size_; };
-    const auto slice = [&](int p) {
-      return Piece{bytes_of(tensor) + static_cast<std::size_t>(first(p)) * tensor.itemsize(),
-                   static_cast<std::size_t>(first(p + 1) - first(p)) * tensor.itemsize()};
-    };
-    const Piece mine = slice(rank_);
-    const at::Tensor rows = make_scratch(mine.num_bytes * ranks, device_);
-    std::vector<Piece> slices, received;
-    for (int p = 0; p < size_; ++p) {
-      slices.push_back(slice(p));
-      received.push_back(
-          {bytes_of(rows) + static_cast<std::size_t>(p) * mine.num_bytes, mine.num_bytes});
-    }
-    exchange(slices, received);
-    reduce(bytes_of(rows), mine.data, first(rank_ + 1) - first(rank_));
+    // Each rank owns and reduces one slice.
+    const std::vector<Piece> slices = slices_of(tensor, size_);
+    const Piece& mine = slices[static_cast<std::size_t>(rank_)];
+    const auto count = static_cast<std::int64_t>(mine.num_bytes / tensor.itemsize());
+    const at::Tensor rows = at::empty({size_, count}, tensor.options());
+    exchange(slices, slices_of(rows, size_));
+    reduce_rows(rows, op, mine.data);
     if (tensor.numel() % size_ == 0) {
       gather(mine.data, bytes_of(tensor), mine.num_bytes);
     } else {
       exchange(std::vector(ranks, mine), slices);
     }
   });
-  return std::make_unique<StreamWork>(*this, std::move(done), std::vector{std::move(tensor)});
 }
 
 std::unique_ptr<Work> NcclGroup::do_reduce_scatter(at::Tensor output, at::Tensor input,
                                                    ReduceOp op) {
-  require(input.device() == device_, "NcclGroup: the tensor is not on the group's GPU");
-  CudaEvent done = submit([&] {
+  return submit_for({output, input}, [&] {
     if (output.numel() == 0) return;
-    const at::Tensor rows = make_scratch(input.nbytes(), device_);
-    std::vector<Piece> sends, receives;
-    for (std::size_t p = 0; p < static_cast<std::size_t>(size_); ++p) {
-      sends.push_back({bytes_of(input) + p * output.nbytes(), output.nbytes()});
-      receives.push_back({bytes_of(rows) + p * output.nbytes(), output.nbytes()});
-    }
-    exchange(sends, receives);
-    launch_reduce({.op = op,
-                   .dtype = kernel_dtype(output),
-                   .inputs = bytes_of(rows),
-                   .output = bytes_of(output),
-                   .num_inputs = size_,
-                   .count = output.numel()},
-                  stream_.get());
+    const at::Tensor rows = at::empty({size_, output.numel()}, input.options());
+    exchange(slices_of(input, size_), slices_of(rows, size_));
+    reduce_rows(rows, op, bytes_of(output));
   });
-  return std::make_unique<StreamWork>(*this, std::move(done),
-                                      std::vector{std::move(output), std::move(input)});
 }
 
 std::unique_ptr<Work> NcclGroup::do_all_gather(at::Tensor output, at::Tensor input) {
-  require(input.device() == device_, "NcclGroup: the tensor is not on the group's GPU");
-  CudaEvent done = submit([&] { gather(bytes_of(input), bytes_of(output), input.nbytes()); });
-  return std::make_unique<StreamWork>(*this, std::move(done),
-                                      std::vector{std::move(output), std::move(input)});
+  return submit_for({output, input},
+                    [&] { gather(bytes_of(input), bytes_of(output), input.nbytes()); });
 }
 
 std::unique_ptr<Work> NcclGroup::do_all_to_all(at::Tensor output,
                                                std::vector<std::int64_t> receive_counts,
                                                at::Tensor input,
                                                std::vector<std::int64_t> send_counts) {
-  require(input.device() == device_, "NcclGroup: the tensor is not on the group's GPU");
-  const auto pieces = [](const at::Tensor& tensor, const std::vector<std::int64_t>& counts) {
-    std::vector<Piece> result;
-    std::byte* data = bytes_of(tensor);
-    for (const std::int64_t count : counts) {
-      result.push_back({data, static_cast<std::size_t>(count) * tensor.itemsize()});
-      data += result.back().num_bytes;
-    }
-    return result;
-  };
-  CudaEvent done =
-      submit([&] { exchange(pieces(input, send_counts), pieces(output, receive_counts)); });
-  return std::make_unique<StreamWork>(*this, std::move(done),
-                                      std::vector{std::move(output), std::move(input)});
+  return submit_for({output, input}, [&] {
+    exchange(pieces_of(input, send_counts), pieces_of(output, receive_counts));
+  });
 }
 
 std::unique_ptr<Work> NcclGroup::do_broadcast(at::Tensor tensor, int root) {
-  require(tensor.device() == device_, "NcclGroup: the tensor is not on the group's GPU");
-  CudaEvent done = submit([&] {
+  return submit_for({tensor}, [&] {
     if (tensor.numel() == 0) return;
     settle(ncclBroadcast(tensor.const_data_ptr(), tensor.mutable_data_ptr(), tensor.nbytes(),
                          ncclInt8, root, comm_, stream_.get()),
            "ncclBroadcast");
   });
-  return std::make_unique<StreamWork>(*this, std::move(done), std::vector{std::move(tensor)});
 }
 
 std::unique_ptr<Work> NcclGroup::do_barrier() {
   CudaEvent done = submit([&] {
-    const at::Tensor signs = make_scratch(static_cast<std::size_t>(size_) + 1, device_);
+    const at::Tensor signs = at::empty({size_ + 1}, at::TensorOptions(at::kByte).device(device_));
     gather(bytes_of(signs) + size_, bytes_of(signs), 1);
   });
   return std::make_unique<HostWork>(*this, std::move(done));

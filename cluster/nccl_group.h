@@ -20,6 +20,7 @@
 
 #include "cluster/base/collectives/process_group.h"
 #include "cluster/base/gpu/handles.h"
+#include "cluster/pieces.h"
 
 namespace birkhoff {
 
@@ -63,18 +64,16 @@ class NcclGroup : public ProcessGroup {
  private:
   class StreamWork;
   class HostWork;
-  // The data sent to, or received from, one peer.
-  struct Piece {
-    std::byte* data;
-    std::size_t num_bytes;
-  };
 
   // Queues the operation on stream_, after the work that is now queued on the caller's current
   // stream. stream_ is LibTorch's current stream while `operation` runs, so its allocations belong
   // to stream_.
   template <typename Operation>
   CudaEvent submit(Operation operation);
-  // The functions from here to gather() require mutex_ to be held.
+  // The same for an operation on these tensors.
+  template <typename Operation>
+  std::unique_ptr<Work> submit_for(std::vector<at::Tensor> tensors, Operation operation);
+  // The functions from here to reduce_rows() require mutex_ to be held.
   void throw_if_failed() const;
   void abort_locked(const std::string& reason);
   // Waits until the NCCL call that returned `result` has finished. Aborts and throws Error(kPeer)
@@ -84,6 +83,8 @@ class NcclGroup : public ProcessGroup {
   void exchange(const std::vector<Piece>& sends, const std::vector<Piece>& receives);
   // out [size * num_bytes] = all ranks' num_bytes at `in`, in rank order.
   void gather(const std::byte* in, std::byte* out, std::size_t num_bytes);
+  // output = op over the `size` rows of a tensor, in order.
+  void reduce_rows(const at::Tensor& rows, ReduceOp op, std::byte* output);
 
   // Sleeps until `event` has passed. Error(kPeer) if the communicator fails meanwhile.
   void wait_on_host(const CudaEvent& event);
