@@ -60,93 +60,70 @@ void check_step_of_environment() {
 
 }  // namespace
 
-class World::Impl {
- public:
-  Impl() {
-    int initialized = 0;
-    MPI_Initialized(&initialized);
-    require(!initialized, "World: at most one per process");
-    const int announced = announced_ranks();
-    // A process started by hand needs none of Open MPI's helper processes, nor its session folder,
-    // which such processes of a machine would share: one could remove it while another starts.
-    if (announced == 1 && !environment_number({"OMPI_COMM_WORLD_SIZE", "PMIX_RANK", "PMI_RANK"})) {
-      ::setenv("OMPI_MCA_ess_singleton_isolated", "1", /*overwrite=*/0);
-      ::setenv("OMPI_MCA_orte_create_session_dirs", "0", /*overwrite=*/0);
-    }
-    check_step_of_environment();
-    if (!may_read_processes()) {
-      ::setenv("OMPI_MCA_btl_vader_single_copy_mechanism", "none", /*overwrite=*/0);
-    }
-    int provided = MPI_THREAD_SINGLE;
-    mpi_check(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_MULTIPLE, &provided), "MPI_Init_thread");
-    try {
-      if (provided < MPI_THREAD_MULTIPLE) {
-        fail(ExitCode::kUsage,
-             "the MPI library lacks MPI_THREAD_MULTIPLE (level {} of {}): use one that has it",
-             provided, MPI_THREAD_MULTIPLE);
-      }
-      mpi_check(MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN),
-                "MPI_Comm_set_errhandler");
-      group_ = std::make_unique<MpiGroup>(MPI_COMM_WORLD);
-      check_world_size(group_->size(), announced);
-      find_machine();
-    } catch (...) {
-      group_.reset();
-      if (provided == MPI_THREAD_MULTIPLE) MPI_Finalize();
-      throw;
-    }
+World::World() {
+  int initialized = 0;
+  MPI_Initialized(&initialized);
+  require(!initialized, "World: at most one per process");
+  const int announced = announced_ranks();
+  // A process started by hand needs none of Open MPI's helper processes, nor its session folder,
+  // which such processes of a machine would share: one could remove it while another starts.
+  if (announced == 1 && !environment_number({"OMPI_COMM_WORLD_SIZE", "PMIX_RANK", "PMI_RANK"})) {
+    ::setenv("OMPI_MCA_ess_singleton_isolated", "1", /*overwrite=*/0);
+    ::setenv("OMPI_MCA_orte_create_session_dirs", "0", /*overwrite=*/0);
   }
-
-  ~Impl() {
+  check_step_of_environment();
+  if (!may_read_processes()) {
+    ::setenv("OMPI_MCA_btl_vader_single_copy_mechanism", "none", /*overwrite=*/0);
+  }
+  int provided = MPI_THREAD_SINGLE;
+  mpi_check(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_MULTIPLE, &provided), "MPI_Init_thread");
+  try {
+    if (provided < MPI_THREAD_MULTIPLE) {
+      fail(ExitCode::kUsage,
+           "the MPI library lacks MPI_THREAD_MULTIPLE (level {} of {}): use one that has it",
+           provided, MPI_THREAD_MULTIPLE);
+    }
+    mpi_check(MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN),
+              "MPI_Comm_set_errhandler");
+    group_ = std::make_unique<MpiGroup>(MPI_COMM_WORLD);
+    check_world_size(group_->size(), announced);
+    find_machine();
+  } catch (...) {
     group_.reset();
-    if (std::uncaught_exceptions() == exceptions_at_start_) MPI_Finalize();
+    if (provided == MPI_THREAD_MULTIPLE) MPI_Finalize();
+    throw;
   }
+}
 
-  std::unique_ptr<MpiGroup> group_;
-  int local_rank_ = 0;
-  int local_size_ = 1;
-  int cores_ = 1;
-  std::string host_;
+World::~World() {
+  group_.reset();
+  if (std::uncaught_exceptions() == exceptions_at_start_) MPI_Finalize();
+}
 
- private:
-  void find_machine() {
-    MPI_Comm machine = MPI_COMM_NULL;
-    mpi_check(MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, group_->rank(),
-                                  MPI_INFO_NULL, &machine),
-              "MPI_Comm_split_type");
-    mpi_check(MPI_Comm_rank(machine, &local_rank_), "MPI_Comm_rank");
-    mpi_check(MPI_Comm_size(machine, &local_size_), "MPI_Comm_size");
-    std::vector<cpu_set_t> masks(static_cast<std::size_t>(local_size_));
-    const cpu_set_t mine = affinity_mask();
-    mpi_check(
-        MPI_Allgather(&mine, sizeof mine, MPI_BYTE, masks.data(), sizeof mine, MPI_BYTE, machine),
-        "MPI_Allgather");
-    cores_ = share_of_cores(masks, static_cast<std::size_t>(local_rank_));
-    mpi_check(MPI_Comm_free(&machine), "MPI_Comm_free");
-    // The machine's name for sbatch --exclude and sinfo.
-    if (const char* node = std::getenv("SLURMD_NODENAME"); node != nullptr && *node != '\0') {
-      host_ = node;
-      return;
-    }
-    char name[MPI_MAX_PROCESSOR_NAME] = "";
-    int length = 0;
-    mpi_check(MPI_Get_processor_name(name, &length), "MPI_Get_processor_name");
-    host_.assign(name, static_cast<std::size_t>(length));
+void World::find_machine() {
+  MPI_Comm machine = MPI_COMM_NULL;
+  mpi_check(MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, group_->rank(), MPI_INFO_NULL,
+                                &machine),
+            "MPI_Comm_split_type");
+  mpi_check(MPI_Comm_rank(machine, &local_rank_), "MPI_Comm_rank");
+  mpi_check(MPI_Comm_size(machine, &local_size_), "MPI_Comm_size");
+  std::vector<cpu_set_t> masks(static_cast<std::size_t>(local_size_));
+  const cpu_set_t mine = affinity_mask();
+  mpi_check(
+      MPI_Allgather(&mine, sizeof mine, MPI_BYTE, masks.data(), sizeof mine, MPI_BYTE, machine),
+      "MPI_Allgather");
+  cores_ = share_of_cores(masks, static_cast<std::size_t>(local_rank_));
+  mpi_check(MPI_Comm_free(&machine), "MPI_Comm_free");
+  // The machine's name for sbatch --exclude and sinfo.
+  if (const char* node = std::getenv("SLURMD_NODENAME"); node != nullptr && *node != '\0') {
+    host_ = node;
+    return;
   }
-
-  const int exceptions_at_start_ = std::uncaught_exceptions();
-};
-
-World::World() : impl_(std::make_unique<Impl>()) {}
-World::~World() = default;
-
-ProcessGroup& World::group() { return *impl_->group_; }
-int World::rank() const { return impl_->group_->rank(); }
-int World::size() const { return impl_->group_->size(); }
-int World::local_rank() const { return impl_->local_rank_; }
-int World::local_size() const { return impl_->local_size_; }
-int World::cores() const { return impl_->cores_; }
-const std::string& World::host() const { return impl_->host_; }
+  char name[MPI_MAX_PROCESSOR_NAME] = "";
+  int length = 0;
+  mpi_check(MPI_Get_processor_name(name, &length), "MPI_Get_processor_name");
+  host_.assign(name, static_cast<std::size_t>(length));
+}
 
 std::unique_ptr<ProcessGroup> World::split(int color, int key) {
   MPI_Comm part = MPI_COMM_NULL;

@@ -1,6 +1,7 @@
 // The processes of a run: MPI's world as a ProcessGroup, and each rank's machine and cores.
 #pragma once
 
+#include <exception>
 #include <memory>
 #include <string>
 
@@ -21,15 +22,15 @@ class World {
   // After a failure that was caught while the World exists, call abort().
   ~World();
 
-  ProcessGroup& group();
-  int rank() const;
-  int size() const;
-  int local_rank() const;  // among the ranks of this machine
-  int local_size() const;
+  ProcessGroup& group() { return *group_; }
+  int rank() const { return group_->rank(); }
+  int size() const { return group_->size(); }
+  int local_rank() const { return local_rank_; }  // among the ranks of this machine
+  int local_size() const { return local_size_; }
   // The number of cores on which this rank should compute (share_of_cores in cpu.h).
-  int cores() const;
+  int cores() const { return cores_; }
   // The machine's name: the node's in a Slurm job, else MPI's.
-  const std::string& host() const;
+  const std::string& host() const { return host_; }
 
   // A group of the ranks with equal `color`, ordered by `key`. Collective over the world.
   std::unique_ptr<ProcessGroup> split(int color, int key);
@@ -38,8 +39,12 @@ class World {
   [[noreturn]] void abort(int exit_code);
 
  private:
-  class Impl;
-  std::unique_ptr<Impl> impl_;
+  void find_machine();
+
+  std::unique_ptr<ProcessGroup> group_;
+  int local_rank_ = 0, local_size_ = 1, cores_ = 1;
+  std::string host_;
+  const int exceptions_at_start_ = std::uncaught_exceptions();
 };
 
 // Name and version of the MPI library that this process uses. Local.
