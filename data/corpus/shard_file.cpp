@@ -29,17 +29,7 @@ void write_checked(const std::string& path, const std::string& bytes, const std:
   file.write_all(bytes);
   file.sync();
   file.close();
-  const File written = File::open_for_read(aside);
-  Xxh3Hasher hasher;
-  std::vector<char> part(1 << 20);
-  const std::int64_t size = written.size();
-  for (std::int64_t at = 0; at < size; at += static_cast<std::int64_t>(part.size())) {
-    const auto count = static_cast<std::size_t>(
-        std::min<std::int64_t>(static_cast<std::int64_t>(part.size()), size - at));
-    written.pread_exact(part.data(), count, at);
-    hasher.update(part.data(), count);
-  }
-  if (hasher.hex_digest() != hash) {
+  if (xxh3_hex(File::open_for_read(aside)) != hash) {
     fail(ExitCode::kStorage,
          "{}: the bytes read back differ from those written; check the disk and start the command "
          "again",

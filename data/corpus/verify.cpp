@@ -61,20 +61,12 @@ class ArrayVerifier {
 
  private:
   static void check_hash(const File& file, const CorpusManifest::Shard& shard) {
-    Xxh3Hasher hasher;
-    const std::int64_t size = file.size();
-    std::vector<char> part(static_cast<std::size_t>(std::min<std::int64_t>(size, 1 << 20)));
-    for (std::int64_t at = 0; at < size; at += static_cast<std::int64_t>(part.size())) {
-      const auto count = static_cast<std::size_t>(
-          std::min<std::int64_t>(static_cast<std::int64_t>(part.size()), size - at));
-      file.pread_exact(part.data(), count, at);
-      hasher.update(part.data(), count);
-    }
-    if (hasher.hex_digest() != shard.hash()) {
+    const std::string hash = xxh3_hex(file);
+    if (hash != shard.hash()) {
       fail(ExitCode::kData,
            "{}: the file's hash is {}, the manifest says {}; prepare the corpus again or restore "
            "the file",
-           file.path(), hasher.hex_digest(), shard.hash());
+           file.path(), hash, shard.hash());
     }
   }
 

@@ -39,18 +39,10 @@ std::optional<std::int64_t> parse_step(std::string_view name, std::string_view p
 
 CheckpointManifest::File describe_file(const fs::path& path) {
   const File file = File::open_for_read(path.string());
-  const std::int64_t num_bytes = file.size();
-  Xxh3Hasher hasher;
-  std::vector<std::byte> piece(static_cast<std::size_t>(std::min(num_bytes, kPieceBytes)));
-  for (std::int64_t at = 0; at < num_bytes; at += kPieceBytes) {
-    const auto length = static_cast<std::size_t>(std::min(kPieceBytes, num_bytes - at));
-    file.pread_exact(piece.data(), length, at);
-    hasher.update(piece.data(), length);
-  }
   CheckpointManifest::File description;
   description.set_name(path.filename().string());
-  description.set_bytes(num_bytes);
-  description.set_hash(hasher.hex_digest());
+  description.set_bytes(file.size());
+  description.set_hash(xxh3_hex(file));
   return description;
 }
 

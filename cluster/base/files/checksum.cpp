@@ -3,8 +3,12 @@
 #include <fmt/core.h>
 #include <xxhash.h>
 
+#include <algorithm>
 #include <array>
 #include <cstring>
+#include <vector>
+
+#include "cluster/base/files/file.h"
 
 #if defined(__x86_64__)
 #include <nmmintrin.h>
@@ -154,6 +158,19 @@ std::string Xxh3Hasher::hex_digest() const {
 std::string xxh3_hex(const void* data, std::size_t num_bytes) {
   Xxh3Hasher hasher;
   hasher.update(data, num_bytes);
+  return hasher.hex_digest();
+}
+
+std::string xxh3_hex(const File& file) {
+  constexpr std::int64_t kPartBytes = 1 << 20;
+  const std::int64_t num_bytes = file.size();
+  Xxh3Hasher hasher;
+  std::vector<char> part(static_cast<std::size_t>(std::min(kPartBytes, num_bytes)));
+  for (std::int64_t at = 0; at < num_bytes; at += kPartBytes) {
+    const auto count = static_cast<std::size_t>(std::min(kPartBytes, num_bytes - at));
+    file.pread_exact(part.data(), count, at);
+    hasher.update(part.data(), count);
+  }
   return hasher.hex_digest();
 }
 

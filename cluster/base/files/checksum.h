@@ -9,6 +9,8 @@
 
 namespace birkhoff {
 
+class File;
+
 // CRC32C (Castagnoli; RFC 3720 B.4). `crc` continues an earlier result: crc32c(b, n, crc32c(a, m))
 // is the CRC of a followed by b.
 std::uint32_t crc32c(const void* data, std::size_t num_bytes, std::uint32_t crc = 0);
@@ -32,6 +34,8 @@ class Xxh3Hasher {
 };
 
 std::string xxh3_hex(const void* data, std::size_t num_bytes);
+// The digest of a whole file.
+std::string xxh3_hex(const File& file);
 // XXH3-64 with seed 0.
 std::uint64_t xxh3_64(const void* data, std::size_t num_bytes);
 
