@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <ranges>
 #include <type_traits>
 
 #include "cluster/base/error.h"
@@ -137,18 +138,12 @@ std::uint64_t ShardReader::document_end(std::int64_t document) {
 
 void ShardReader::append_document_ends(std::int64_t from, std::int64_t to,
                                        std::vector<std::int64_t>& out) {
-  const std::int64_t last = first_document_ + shard_.documents();
-  std::int64_t low = first_document_, high = last;  // the first end after `from` is in [low, high]
-  while (low < high) {
-    const std::int64_t middle = low + (high - low) / 2;
-    if (document_end(middle) <= static_cast<std::uint64_t>(from)) {
-      low = middle + 1;
-    } else {
-      high = middle;
-    }
-  }
-  for (; low < last; ++low) {
-    const std::uint64_t end = document_end(low);
+  const auto documents = std::views::iota(first_document_, first_document_ + shard_.documents());
+  const auto first = std::ranges::partition_point(documents, [&](std::int64_t document) {
+    return document_end(document) <= static_cast<std::uint64_t>(from);
+  });
+  for (const std::int64_t document : std::ranges::subrange(first, documents.end())) {
+    const std::uint64_t end = document_end(document);
     if (end > static_cast<std::uint64_t>(to)) return;
     out.push_back(static_cast<std::int64_t>(end));
   }
@@ -168,16 +163,12 @@ ShardSequence::ShardSequence(
 }
 
 std::size_t ShardSequence::shard_of(std::int64_t element) const {
-  const auto next =
-      std::upper_bound(shards_.begin(), shards_.end(), element,
-                       [](std::int64_t e, const ShardReader& shard) { return e < shard.begin(); });
+  const auto next = std::ranges::upper_bound(shards_, element, {}, &ShardReader::begin);
   return static_cast<std::size_t>(next - shards_.begin()) - 1;
 }
 
 std::size_t ShardSequence::shard_of_document(std::int64_t document) const {
-  const auto next = std::upper_bound(
-      shards_.begin(), shards_.end(), document,
-      [](std::int64_t d, const ShardReader& shard) { return d < shard.first_document(); });
+  const auto next = std::ranges::upper_bound(shards_, document, {}, &ShardReader::first_document);
   return static_cast<std::size_t>(next - shards_.begin()) - 1;
 }
 
