@@ -13,12 +13,12 @@ namespace {
 
 constexpr std::uint32_t kReplacement = 0xfffd;
 
-class CharTokenizer final : public PieceTokenizer {
+class CharTokenizer final : public Tokenizer {
  public:
   CharTokenizer(std::vector<std::uint32_t> code_points, bool has_unknown, const std::string& file,
                 std::int64_t vocabulary)
-      : PieceTokenizer(file, static_cast<std::int64_t>(code_points.size()) + (has_unknown ? 1 : 0),
-                       vocabulary),
+      : Tokenizer(file, static_cast<std::int64_t>(code_points.size()) + (has_unknown ? 1 : 0),
+                  vocabulary),
         code_points_(std::move(code_points)),
         ids_(0x110000, has_unknown ? static_cast<std::int32_t>(code_points_.size()) : -1) {
     for (std::size_t id = 0; id < code_points_.size(); ++id)

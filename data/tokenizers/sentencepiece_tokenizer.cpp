@@ -33,10 +33,10 @@ std::int64_t num_pieces_of(const std::string& content, const std::string& file) 
   return processor.GetPieceSize();
 }
 
-class SubwordTokenizer final : public PieceTokenizer {
+class SubwordTokenizer final : public Tokenizer {
  public:
   SubwordTokenizer(const std::string& content, const std::string& file, std::int64_t vocabulary)
-      : PieceTokenizer(file, num_pieces_of(content, file), vocabulary) {
+      : Tokenizer(file, num_pieces_of(content, file), vocabulary) {
     load(processor_, content, file);
   }
 

@@ -7,10 +7,9 @@
 namespace birkhoff {
 namespace {
 
-class ByteTokenizer final : public PieceTokenizer {
+class ByteTokenizer final : public Tokenizer {
  public:
-  explicit ByteTokenizer(std::int64_t vocabulary)
-      : PieceTokenizer("bytes tokenizer", 256, vocabulary) {}
+  explicit ByteTokenizer(std::int64_t vocabulary) : Tokenizer("bytes tokenizer", 256, vocabulary) {}
 
   std::vector<std::int32_t> encode(std::string_view text, std::string*) const override {
     std::vector<std::int32_t> ids(text.size());
@@ -35,8 +34,7 @@ class ByteTokenizer final : public PieceTokenizer {
 
 }  // namespace
 
-PieceTokenizer::PieceTokenizer(const std::string& file, std::int64_t num_pieces,
-                               std::int64_t vocabulary)
+Tokenizer::Tokenizer(const std::string& file, std::int64_t num_pieces, std::int64_t vocabulary)
     : num_pieces_(num_pieces), vocabulary_(vocabulary) {
   if (vocabulary != num_pieces && vocabulary != num_pieces + 1) {
     fail(ExitCode::kData,
@@ -45,7 +43,7 @@ PieceTokenizer::PieceTokenizer(const std::string& file, std::int64_t num_pieces,
   }
 }
 
-std::string PieceTokenizer::decode(const std::vector<std::int32_t>& ids) const {
+std::string Tokenizer::decode(const std::vector<std::int32_t>& ids) const {
   std::vector<std::int32_t> pieces;
   pieces.reserve(ids.size());
   for (const std::int32_t id : ids) {
@@ -59,19 +57,15 @@ std::string PieceTokenizer::decode(const std::vector<std::int32_t>& ids) const {
   return decode_pieces(pieces);
 }
 
-std::optional<std::string> PieceTokenizer::text_of(std::int32_t id) const {
+std::optional<std::string> Tokenizer::text_of(std::int32_t id) const {
   require(0 <= id && id < vocabulary_, "an id of the vocabulary");
   return id < num_pieces_ ? piece(id) : "";
-}
-
-std::unique_ptr<Tokenizer> make_byte_tokenizer(std::int64_t vocabulary) {
-  return std::make_unique<ByteTokenizer>(vocabulary);
 }
 
 std::unique_ptr<Tokenizer> load_tokenizer(const std::string& kind,
                                           const std::filesystem::path& file,
                                           std::int64_t vocabulary) {
-  if (kind == "bytes") return make_byte_tokenizer(vocabulary);
+  if (kind == "bytes") return std::make_unique<ByteTokenizer>(vocabulary);
   const std::string path = file.string();
   const std::string content = read_file(path, kTokenizerMaxBytes, ExitCode::kData);
   if (kind == "chars") return make_char_tokenizer(content, path, vocabulary);

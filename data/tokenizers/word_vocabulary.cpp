@@ -64,13 +64,13 @@ std::string unescape(std::string_view line) {
   return word;
 }
 
-class WordTokenizer final : public PieceTokenizer {
+class WordTokenizer final : public Tokenizer {
  public:
   // words: by id, including the text shown for the unknown word. unknown: its id; -1: there is
   // none. first_line: of the first word in the file.
   WordTokenizer(WordRule rule, std::vector<std::string> words, std::int32_t unknown,
                 std::size_t first_line, const std::string& file, std::int64_t vocabulary)
-      : PieceTokenizer(file, static_cast<std::int64_t>(words.size()), vocabulary),
+      : Tokenizer(file, static_cast<std::int64_t>(words.size()), vocabulary),
         rule_(rule),
         words_(std::move(words)),
         unknown_(unknown) {

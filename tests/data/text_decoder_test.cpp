@@ -28,7 +28,7 @@ struct Kind {
 
 std::vector<Kind> kinds() {
   std::vector<Kind> kinds;
-  kinds.push_back({"bytes", make_byte_tokenizer(257)});
+  kinds.push_back({"bytes", load_tokenizer("bytes", "", 257)});
   kinds.push_back(
       {"chars", make_char_tokenizer("birkhoff chars 1\nunknown yes\n61\nef\n4f60\n", "file", 4)});
   kinds.push_back(
@@ -79,7 +79,7 @@ TEST(TextDecoder, CharactersComeWhole) {
 
 // The decoder stops waiting as soon as the bytes can no longer become a character.
 TEST(TextDecoder, WhatCannotBecomeACharacterIsNotHeldBack) {
-  const auto bytes = make_byte_tokenizer(257);
+  const auto bytes = load_tokenizer("bytes", "", 257);
   TextDecoder decoder(*bytes, {});
   EXPECT_EQ(decoder.add(0xe4), "");
   EXPECT_EQ(decoder.add('a'),

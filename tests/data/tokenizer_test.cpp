@@ -56,7 +56,7 @@ TEST(Utf8, EveryCodePointRoundTrips) {
 }
 
 TEST(ByteTokenizer, RoundTripsEveryByte) {
-  const auto tokenizer = make_byte_tokenizer(257);
+  const auto tokenizer = load_tokenizer("bytes", "", 257);
   std::string all;
   for (int i = 0; i < 256; ++i) all += static_cast<char>(i);
   const Ids ids = tokenizer->encode(all);
@@ -65,7 +65,7 @@ TEST(ByteTokenizer, RoundTripsEveryByte) {
   EXPECT_EQ(tokenizer->decode({104, 256, 105}), "hi");  // the mark has no text
   expect_error(ExitCode::kData, [&] { tokenizer->decode({257}); }, {"257"});
   expect_error(ExitCode::kData, [&] { tokenizer->decode({-1}); }, {"-1"});
-  expect_error(ExitCode::kData, [] { make_byte_tokenizer(258); }, {"258"});
+  expect_error(ExitCode::kData, [] { load_tokenizer("bytes", "", 258); }, {"258"});
 }
 
 TEST(CharTokenizer, IdsAreTheTrainingCharactersInOrder) {
@@ -211,8 +211,9 @@ TEST(WhiteSpaceTokenizer, HasAnUnknownIdOnlyIfItIsNeeded) {
 TEST(Tokenizers, LoseNoTextOfUnknownTokens) {
   const std::string words = "birkhoff words 1\n over\n",
                     chars = "birkhoff chars 1\nunknown yes\n61\n";
-  for (const auto& tokenizer : {make_word_tokenizer(words, "words", 2),
-                                make_char_tokenizer(chars, "chars", 2), make_byte_tokenizer(256)}) {
+  for (const auto& tokenizer :
+       {make_word_tokenizer(words, "words", 2), make_char_tokenizer(chars, "chars", 2),
+        load_tokenizer("bytes", "", 256)}) {
     std::string unknown, together;
     const Ids ids = tokenizer->encode(kText, &unknown);
     std::string_view rest = unknown;
