@@ -4,8 +4,6 @@
 
 #include <ATen/core/Tensor.h>
 
-#include <vector>
-
 namespace birkhoff {
 
 // For logits s_ij: max_i = max_j s_ij, sum_i = sum_j exp(s_ij - max_i). The log-sum-exp of a query
@@ -21,9 +19,5 @@ struct AttentionPart {
 // The part with a sink, a logit with value 0 that takes part in the softmax of each head: [H].
 // Queries that see no key stay as they are. Plain LibTorch operations, differentiable.
 AttentionPart with_sink(const AttentionPart& part, const at::Tensor& sink_H);
-
-// One softmax over the keys of all parts, which have the same queries; a key in two parts counts
-// twice. Plain LibTorch operations, differentiable; any grouping gives the same up to rounding.
-AttentionPart merge_parts(const std::vector<AttentionPart>& parts);
 
 }  // namespace birkhoff
