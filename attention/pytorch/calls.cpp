@@ -19,8 +19,6 @@
 namespace birkhoff::ops {
 namespace {
 
-using Tensors = std::vector<at::Tensor>;
-
 constexpr double kBarred = -std::numeric_limits<double>::infinity();
 
 // The number of tokens in a block of q [B, H, L, D]. A sequence that is shorter than the block is

@@ -3,8 +3,12 @@
 
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
 
 #include <optional>
+#include <tuple>
+#include <type_traits>
+#include <utility>
 #include <vector>
 
 #include "attention/pytorch/calls.h"
@@ -21,6 +25,32 @@ c10::TypedOperatorHandle<Signature> find(const char* name) {
 
 inline OptionalTensor if_defined(const at::Tensor& x) {
   return x.defined() ? OptionalTensor(x) : std::nullopt;
+}
+
+// The kernel of an operator with the gradient that Function defines.
+template <typename Function, typename Result, typename... Arguments>
+auto with_gradient(Result (*)(Arguments...)) {
+  return +[](Arguments... arguments) -> Result {
+    const auto results = Function::apply(arguments...);
+    if constexpr (std::is_same_v<Result, at::Tensor>) {
+      return results;
+    } else {
+      return [&]<std::size_t... i>(std::index_sequence<i...>)->Result { return {results[i]...}; }
+      (std::make_index_sequence<std::tuple_size_v<Result>>());
+    }
+  };
+}
+
+// The meta function of a backward pass: gradients like the inputs, its only list of tensors.
+template <typename... Arguments>
+auto gradients_meta(std::vector<at::Tensor> (*)(Arguments...)) {
+  return +[](Arguments... arguments) {
+    std::vector<at::Tensor> gradients;
+    for (const at::Tensor& input : std::get<at::TensorList&>(std::tie(arguments...))) {
+      gradients.push_back(at::empty_like(input));
+    }
+    return gradients;
+  };
 }
 
 // Returns an argument as calls take it: a tensor of sizes [0] stands for None (calls.h), so users

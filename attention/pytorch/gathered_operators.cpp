@@ -101,21 +101,6 @@ struct AttentionToListedBlocks : torch::autograd::Function<AttentionToListedBloc
   }
 };
 
-Three clusters_with_gradient(at::TensorList inputs, const Tensor& centroids, std::int64_t window,
-                             std::string_view selection, std::string_view overlap,
-                             double logit_scale, const OptionalTensor& key_lengths,
-                             const OptionalTensor& segments) {
-  const variable_list results = AttentionInClusters::apply(
-      inputs, centroids, window, selection, overlap, logit_scale, key_lengths, segments);
-  return {results[0], results[1], results[2]};
-}
-
-Tensor listed_with_gradient(at::TensorList inputs, const Tensor& chosen, std::int64_t block,
-                            bool causal, const OptionalTensor& key_lengths,
-                            const OptionalTensor& segments) {
-  return AttentionToListedBlocks::apply(inputs, chosen, block, causal, key_lengths, segments);
-}
-
 // ---- Shapes, also symbolic ones.
 
 Three clusters_meta(at::TensorList inputs, const Tensor& centroids, std::int64_t window,
@@ -128,29 +113,10 @@ Three clusters_meta(at::TensorList inputs, const Tensor& centroids, std::int64_t
                            centroids.options())};
 }
 
-variable_list gradients_like(at::TensorList inputs) {
-  variable_list gradients;
-  for (const Tensor& input : inputs) gradients.push_back(at::empty_like(input));
-  return gradients;
-}
-
-variable_list clusters_backward_meta(const Tensor&, const Tensor&, at::TensorList inputs,
-                                     const Tensor&, std::int64_t, std::string_view,
-                                     std::string_view, double, const OptionalTensor&,
-                                     const OptionalTensor&) {
-  return gradients_like(inputs);
-}
-
 Tensor listed_meta(at::TensorList inputs, const Tensor& chosen, std::int64_t block, bool,
                    const OptionalTensor& key_lengths, const OptionalTensor& segments) {
   check_listed_blocks(inputs, chosen, block, key_lengths, segments);
   return at::empty_like(inputs[kQueries]);
-}
-
-variable_list listed_backward_meta(const Tensor&, at::TensorList inputs, const Tensor&,
-                                   std::int64_t, bool, const OptionalTensor&,
-                                   const OptionalTensor&) {
-  return gradients_like(inputs);
 }
 
 Tensor chosen_meta(const Tensor& q, const Tensor& k, std::int64_t block, std::int64_t count, bool,
@@ -232,15 +198,18 @@ TORCH_LIBRARY_IMPL(birkhoff, CUDA, library) { implement_gathered(library); }
 
 TORCH_LIBRARY_IMPL(birkhoff, Meta, library) {
   library.impl("_attention_in_clusters", &clusters_meta);
-  library.impl("_attention_in_clusters_backward", &clusters_backward_meta);
+  library.impl("_attention_in_clusters_backward", gradients_meta(&attention_in_clusters_backward));
   library.impl("_attention_to_listed_blocks", &listed_meta);
-  library.impl("_attention_to_listed_blocks_backward", &listed_backward_meta);
+  library.impl("_attention_to_listed_blocks_backward",
+               gradients_meta(&attention_to_listed_blocks_backward));
   library.impl("select_top_blocks", &chosen_meta);
 }
 
 TORCH_LIBRARY_IMPL(birkhoff, Autograd, library) {
-  library.impl("_attention_in_clusters", &clusters_with_gradient);
-  library.impl("_attention_to_listed_blocks", &listed_with_gradient);
+  library.impl("_attention_in_clusters",
+               with_gradient<AttentionInClusters>(&attention_in_clusters));
+  library.impl("_attention_to_listed_blocks",
+               with_gradient<AttentionToListedBlocks>(&attention_to_listed_blocks));
   library.impl("select_top_blocks", torch::CppFunction::makeFallthrough());
   for (const char* name :
        {"_attention_in_clusters_backward", "_attention_to_listed_blocks_backward"}) {

@@ -119,15 +119,6 @@ struct SinkhornBalance : torch::autograd::Function<SinkhornBalance> {
   }
 };
 
-// The kernel with the gradient that Function defines.
-template <typename Function, typename... Arguments>
-auto with_gradient(Two (*)(Arguments...)) {
-  return +[](Arguments... arguments) -> Two {
-    const variable_list results = Function::apply(arguments...);
-    return {results[0], results[1]};
-  };
-}
-
 // ---- Shapes, also symbolic ones.
 
 c10::SymInt num_blocks(const Tensor& q, std::int64_t block) {
@@ -148,15 +139,6 @@ Two attention_meta(at::TensorList inputs, std::int64_t block, std::int64_t look_
   return {at::empty_like(q),
           at::empty_symint({2, q.sym_size(0), q.sym_size(1), N, tokens},
                            q.options().dtype(at::toOpMathType(q.scalar_type())))};
-}
-
-variable_list attention_backward_meta(const Tensor&, at::TensorList inputs, const Tensor&,
-                                      const Tensor&, std::int64_t, std::int64_t, std::int64_t, bool,
-                                      std::string_view, double, const OptionalTensor&,
-                                      const OptionalTensor&, const OptionalTensor&) {
-  variable_list gradients;
-  for (const Tensor& input : inputs) gradients.push_back(at::empty_like(input));
-  return gradients;
 }
 
 Tensor open_block_pairs_meta(const Tensor& q, std::int64_t block, const OptionalTensor& key_lengths,
@@ -324,7 +306,7 @@ TORCH_LIBRARY_IMPL(birkhoff, CUDA, library) { implement_kernels(library); }
 
 TORCH_LIBRARY_IMPL(birkhoff, Meta, library) {
   library.impl("_attention_in_blocks", &attention_meta);
-  library.impl("_attention_in_blocks_backward", &attention_backward_meta);
+  library.impl("_attention_in_blocks_backward", gradients_meta(&attention_in_blocks_backward));
   library.impl("open_block_pairs", &open_block_pairs_meta);
   library.impl("_sinkhorn_balance", &balance_meta);
   library.impl("_sinkhorn_balance_backward", &balance_backward_meta);
