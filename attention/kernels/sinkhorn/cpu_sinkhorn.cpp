@@ -332,8 +332,18 @@ template <typename Work>
 }
 #endif
 
+std::int64_t num_problems(const at::Tensor& scores) {
+  const std::int64_t size = scores.size(-1) * scores.size(-2);
+  return size == 0 ? 0 : scores.numel() / size;
+}
+
+// Solves all matrices of fp64 `scores`. `call` has the arrays of the pass.
 template <typename Work>
-void run_all(const Call& call, std::int64_t num_problems) {
+void run_all(const at::Tensor& scores, std::int64_t iterations, Call call) {
+  call.scores = scores.const_data_ptr<double>();
+  call.rows = scores.size(-2);
+  call.columns = scores.size(-1);
+  call.iterations = iterations;
   auto* run = &run_portable<Work>;
 #if defined(__x86_64__)
   if (instruction_set() >= InstructionSet::kAvx512) {
@@ -345,49 +355,36 @@ void run_all(const Call& call, std::int64_t num_problems) {
   // Starting a thread pays off from about ten microseconds of work.
   const std::int64_t work = call.iterations * call.rows * call.rows * call.columns + 1;
   const std::int64_t problems_per_thread = std::max<std::int64_t>(1, 100000 / work);
-  at::parallel_for(0, num_problems, problems_per_thread, [&](std::int64_t begin, std::int64_t end) {
-    for (std::int64_t index = begin; index < end; ++index) run(call, index);
-  });
-}
-
-std::int64_t num_problems(const at::Tensor& scores) {
-  const std::int64_t size = scores.size(-1) * scores.size(-2);
-  return size == 0 ? 0 : scores.numel() / size;
+  at::parallel_for(0, num_problems(scores), problems_per_thread,
+                   [&](std::int64_t begin, std::int64_t end) {
+                     for (std::int64_t index = begin; index < end; ++index) run(call, index);
+                   });
 }
 
 // Returns P and `solved`, which has `solved_rows` flags for each problem.
 template <typename Work>
 std::pair<at::Tensor, at::Tensor> run_forward(const at::Tensor& scores, std::int64_t iterations,
                                               std::int64_t solved_rows) {
-  at::Tensor p = at::zeros_like(scores);
-  at::Tensor solved =
-      at::zeros_like(scores.narrow(-1, 0, 1).narrow(-2, 0, solved_rows),
-                     scores.options().dtype(at::kBool), at::MemoryFormat::Contiguous);
-  run_all<Work>({.scores = scores.const_data_ptr<double>(),
-                 .rows = scores.size(-2),
-                 .columns = scores.size(-1),
-                 .iterations = iterations,
-                 .p = p.mutable_data_ptr<double>(),
-                 .solved = solved.mutable_data_ptr<bool>(),
-                 .d_p = nullptr,
-                 .d_scores = nullptr},
-                num_problems(scores));
-  return {p, solved};
+  const at::Tensor in = scores.to(at::kDouble);
+  at::Tensor p = at::zeros_like(in);
+  at::Tensor solved = at::zeros_like(in.narrow(-1, 0, 1).narrow(-2, 0, solved_rows),
+                                     in.options().dtype(at::kBool), at::MemoryFormat::Contiguous);
+  Call call{};
+  call.p = p.mutable_data_ptr<double>();
+  call.solved = solved.mutable_data_ptr<bool>();
+  run_all<Work>(in, iterations, call);
+  return {p.to(scores.scalar_type()), solved};
 }
 
 template <typename Work>
 at::Tensor run_backward(const at::Tensor& scores, const at::Tensor& d_p, std::int64_t iterations) {
-  at::Tensor d_scores = at::zeros_like(scores);
-  run_all<Work>({.scores = scores.const_data_ptr<double>(),
-                 .rows = scores.size(-2),
-                 .columns = scores.size(-1),
-                 .iterations = iterations,
-                 .p = nullptr,
-                 .solved = nullptr,
-                 .d_p = d_p.const_data_ptr<double>(),
-                 .d_scores = d_scores.mutable_data_ptr<double>()},
-                num_problems(scores));
-  return d_scores;
+  const at::Tensor in = scores.to(at::kDouble), d_out = d_p.to(at::kDouble);
+  at::Tensor d_scores = at::zeros_like(in);
+  Call call{};
+  call.d_p = d_out.const_data_ptr<double>();
+  call.d_scores = d_scores.mutable_data_ptr<double>();
+  run_all<Work>(in, iterations, call);
+  return d_scores.to(scores.scalar_type());
 }
 
 // Calls run(kernels, problem, scratch) for each matrix of `scores`. The problem holds the matrix
@@ -426,27 +423,22 @@ const PrefixBalanceKernels& prefix_balance_kernels(InstructionSet set) {
 
 std::pair<at::Tensor, at::Tensor> balance_kernel(const at::Tensor& scores,
                                                  std::int64_t iterations) {
-  const auto [p, solved] = run_forward<WholeMatrix>(scores.to(at::kDouble), iterations, 1);
-  return {p.to(scores.scalar_type()), solved};
+  return run_forward<WholeMatrix>(scores, iterations, 1);
 }
 
 at::Tensor balance_kernel_backward(const at::Tensor& scores, const at::Tensor& d_p,
                                    std::int64_t iterations) {
-  return run_backward<WholeMatrix>(scores.to(at::kDouble), d_p.to(at::kDouble), iterations)
-      .to(scores.scalar_type());
+  return run_backward<WholeMatrix>(scores, d_p, iterations);
 }
 
 std::pair<at::Tensor, at::Tensor> cumulative_balance_kernel(const at::Tensor& scores,
                                                             std::int64_t iterations) {
-  const auto [p, solved] =
-      run_forward<Cumulative>(scores.to(at::kDouble), iterations, scores.size(-2));
-  return {p.to(scores.scalar_type()), solved};
+  return run_forward<Cumulative>(scores, iterations, scores.size(-2));
 }
 
 at::Tensor cumulative_balance_kernel_backward(const at::Tensor& scores, const at::Tensor& d_p,
                                               std::int64_t iterations) {
-  return run_backward<Cumulative>(scores.to(at::kDouble), d_p.to(at::kDouble), iterations)
-      .to(scores.scalar_type());
+  return run_backward<Cumulative>(scores, d_p, iterations);
 }
 
 std::pair<at::Tensor, at::Tensor> prefix_balance_kernel(const at::Tensor& scores,

@@ -24,27 +24,6 @@ at::Tensor potential(const at::Tensor& x, std::int64_t dim) {
   return log_sum.neg_().masked_fill_(max == kBarred, 0);
 }
 
-Keep kept_for(const at::Tensor& scores) {
-  return at::GradMode::is_enabled() && scores.requires_grad() ? Keep::kPotentials : Keep::kNothing;
-}
-
-void save_solution(AutogradContext* context, const at::Tensor& scores, const Solution& solution) {
-  variable_list saved = solution.potentials;
-  saved.push_back(scores);
-  saved.push_back(solution.p);
-  context->save_for_backward(saved);
-}
-
-std::pair<at::Tensor, Solution> saved_solution(AutogradContext* context) {
-  variable_list saved = context->get_saved_variables();
-  Solution solution{.p = saved.back(), .potentials = {}};
-  saved.pop_back();
-  const at::Tensor scores = saved.back();
-  saved.pop_back();
-  solution.potentials = std::move(saved);
-  return {scores, solution};
-}
-
 // A balance: its solution, and the gradient of the scores.
 template <Solution (*kSolve)(const at::Tensor&, std::int64_t, Keep),
           at::Tensor (*kGradient)(const at::Tensor&, const Solution&, const at::Tensor&)>
@@ -52,18 +31,25 @@ struct BalanceOf : torch::autograd::Function<BalanceOf<kSolve, kGradient>> {
   static at::Tensor forward(AutogradContext* context, const at::Tensor& scores,
                             std::int64_t iterations) {
     const Solution solution = kSolve(scores, iterations, Keep::kPotentials);
-    save_solution(context, scores, solution);
+    variable_list saved{scores, solution.p};
+    saved.insert(saved.end(), solution.potentials.begin(), solution.potentials.end());
+    context->save_for_backward(std::move(saved));
     return solution.p;
   }
 
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
     refuse_second_gradient();
-    const auto [scores, solution] = saved_solution(context);
-    return {kGradient(scores, solution, gradients[0]), at::Tensor()};
+    const variable_list saved = context->get_saved_variables();
+    const Solution solution{.p = saved[1], .potentials = {saved.begin() + 2, saved.end()}};
+    return {kGradient(saved[0], solution, gradients[0]), at::Tensor()};
+  }
+
+  static at::Tensor of(const at::Tensor& scores, std::int64_t iterations) {
+    return at::GradMode::is_enabled() && scores.requires_grad()
+               ? BalanceOf::apply(scores, iterations)
+               : kSolve(scores, iterations, Keep::kNothing).p;
   }
 };
-using Balance = BalanceOf<solve, solution_gradient>;
-using CumulativeBalance = BalanceOf<solve_cumulative, cumulative_gradient>;
 
 }  // namespace
 
@@ -147,9 +133,7 @@ at::Tensor cumulative_gradient(const at::Tensor& scores, const Solution& solutio
 }
 
 at::Tensor reference_balance(const at::Tensor& scores, std::int64_t iterations) {
-  const Keep keep = kept_for(scores);
-  return keep == Keep::kNothing ? solve(scores, iterations, keep).p
-                                : Balance::apply(scores, iterations);
+  return BalanceOf<solve, solution_gradient>::of(scores, iterations);
 }
 
 at::Tensor reference_prefix_balance(const at::Tensor& scores, std::int64_t iterations,
@@ -167,9 +151,7 @@ at::Tensor reference_prefix_balance(const at::Tensor& scores, std::int64_t itera
 }
 
 at::Tensor reference_cumulative_balance(const at::Tensor& scores, std::int64_t iterations) {
-  const Keep keep = kept_for(scores);
-  return keep == Keep::kNothing ? solve_cumulative(scores, iterations, keep).p
-                                : CumulativeBalance::apply(scores, iterations);
+  return BalanceOf<solve_cumulative, cumulative_gradient>::of(scores, iterations);
 }
 
 }  // namespace birkhoff
