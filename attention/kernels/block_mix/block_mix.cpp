@@ -174,10 +174,9 @@ struct MixLowerBlocks : torch::autograd::Function<MixLowerBlocks> {
   // Returns each y, then each x for its other consumers.
   static variable_list forward(AutogradContext* context, const at::Tensor& weights_BHNN,
                                at::TensorList x_BHNbD, std::int64_t diagonal) {
-    variable_list x, y;
-    for (const at::Tensor& each : x_BHNbD) x.push_back(with_contiguous_rows(each));
+    variable_list x = each_of(x_BHNbD, with_contiguous_rows), y;
     if (has_kernel(x[0])) {
-      for (const at::Tensor& each : x) y.push_back(new_blocks_like(each));
+      y = each_of(x, new_blocks_like);
       dispatch_tile_type(x[0].scalar_type(), [&]<typename T>(T) {
         Kernel<T>(weights_BHNN, x[0], diagonal).forward(x, y);
       });
@@ -199,12 +198,11 @@ struct MixLowerBlocks : torch::autograd::Function<MixLowerBlocks> {
     x.pop_back();
     const std::int64_t diagonal = context->saved_data["diagonal"].toInt();
     at::Tensor d_w_BHNN = at::zeros(weights_BHNN.sizes(), weights_BHNN.options());
-    const MixGradients mix(gradients, x,
-                           [](const at::Tensor& d) { return with_contiguous_rows(d); });
+    const MixGradients mix(gradients, x, with_contiguous_rows);
     const auto& [d_y, others] = mix;
     variable_list d_x;
     if (has_kernel(x[0])) {
-      for (const at::Tensor& each : x) d_x.push_back(new_blocks_like(each));
+      d_x = each_of(x, new_blocks_like);
       dispatch_tile_type(x[0].scalar_type(), [&]<typename T>(T) {
         Kernel<T>(weights_BHNN, x[0], diagonal).backward(x, d_y, others, d_x, d_w_BHNN);
       });
@@ -218,10 +216,7 @@ struct MixLowerBlocks : torch::autograd::Function<MixLowerBlocks> {
       }
       d_w_BHNN.tril_(diagonal);
     }
-    variable_list result{d_w_BHNN};
-    result.insert(result.end(), d_x.begin(), d_x.end());
-    result.emplace_back();  // `diagonal` has no gradient
-    return result;
+    return mix_gradients({d_w_BHNN}, d_x);
   }
 };
 
@@ -257,9 +252,7 @@ BlockMixes mix_lower_blocks(const at::Tensor& weights_BHNN, const std::vector<at
   }
   const at::Tensor weights =
       weights_BHNN.to(first.scalar_type()).expand({first.size(0), first.size(1), N, N});
-  const variable_list results = MixLowerBlocks::apply(weights, at::TensorList(x_BHNbD), diagonal);
-  const auto end_y = results.begin() + static_cast<std::ptrdiff_t>(x_BHNbD.size());
-  return {{results.begin(), end_y}, {end_y, results.end()}};
+  return mixes_of(MixLowerBlocks::apply(weights, at::TensorList(x_BHNbD), diagonal));
 }
 
 }  // namespace birkhoff

@@ -104,25 +104,14 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-variable_list with_aligned_rows(const variable_list& x_BHNbD) {
-  variable_list result;
-  for (const at::Tensor& x : x_BHNbD) result.push_back(birkhoff::with_aligned_rows(x));
-  return result;
-}
-variable_list new_blocks_like(const variable_list& x_BHNbD) {
-  variable_list result;
-  for (const at::Tensor& x : x_BHNbD) result.push_back(birkhoff::new_blocks_like(x));
-  return result;
-}
-
 struct MixOnGpu : torch::autograd::Function<MixOnGpu> {
   // Reads the rounded weights; the unrounded ones get the gradient. Returns each y, then each x for
   // its other consumers.
   static variable_list forward(AutogradContext* context, const at::Tensor& /*weights_BHNN*/,
                                const at::Tensor& weights, at::TensorList x_BHNbD,
                                std::int64_t diagonal) {
-    const variable_list x = with_aligned_rows(x_BHNbD.vec());
-    variable_list y = new_blocks_like(x);
+    const variable_list x = each_of(x_BHNbD, with_aligned_rows);
+    variable_list y = each_of(x, new_blocks_like);
     const BlockMixParams params = block_mix_params(weights, x, y, diagonal);
     if constexpr (kHasGpuKernels) launch_block_mix(params, current_stream(x[0]));
     context->saved_data["diagonal"] = diagonal;
@@ -136,18 +125,15 @@ struct MixOnGpu : torch::autograd::Function<MixOnGpu> {
     variable_list x = context->get_saved_variables();
     const at::Tensor weights = x.back();
     x.pop_back();
-    const MixGradients mix(gradients, x,
-                           [](const at::Tensor& d) { return birkhoff::with_aligned_rows(d); });
+    const MixGradients mix(gradients, x, with_aligned_rows);
     const auto& [d_y, others] = mix;
-    const variable_list d_x = new_blocks_like(x);
+    const variable_list d_x = each_of(x, new_blocks_like);
     const at::Tensor d_weights = new_block_mix_d_weights(x);
     const BlockMixParams params = block_mix_params(weights, x, d_y, others, d_x, d_weights,
                                                    context->saved_data["diagonal"].toInt());
     if constexpr (kHasGpuKernels) launch_block_mix_backward(params, current_stream(x[0]));
-    variable_list result{d_weights.size(0) == 1 ? d_weights[0] : d_weights.sum(0), at::Tensor()};
-    result.insert(result.end(), d_x.begin(), d_x.end());
-    result.emplace_back();  // `diagonal` has no gradient
-    return result;
+    return mix_gradients({d_weights.size(0) == 1 ? d_weights[0] : d_weights.sum(0), at::Tensor()},
+                         d_x);
   }
 };
 
@@ -161,10 +147,8 @@ BlockMixes mix_on_gpu(const at::Tensor& weights_BHNN, const std::vector<at::Tens
   };
   const at::Tensor weights =
       rounded.defined() ? rounded : block_mix_weights(weights_BHNN.detach(), x.scalar_type());
-  const variable_list results =
-      MixOnGpu::apply(of_heads(weights_BHNN), of_heads(weights), at::TensorList(x_BHNbD), diagonal);
-  const auto end_y = results.begin() + static_cast<std::ptrdiff_t>(x_BHNbD.size());
-  return {{results.begin(), end_y}, {end_y, results.end()}};
+  return mixes_of(MixOnGpu::apply(of_heads(weights_BHNN), of_heads(weights),
+                                  at::TensorList(x_BHNbD), diagonal));
 }
 
 }  // namespace birkhoff

@@ -167,25 +167,11 @@ struct ListedMix {
       for (std::size_t t = 0; t < x.size(); ++t) {
         const BlockRows<const T> of_x(x[t], b, h, source, D), of_y(d_y[t], b, h, u, D);
         for (std::int64_t token = 0; token < block; ++token) {
-          sum += dot(of_x.read(token), of_y.read(token));
+          sum += dot_product(of_x.read(token), of_y.read(token), D);
         }
       }
       static_cast<T*>(d_w_BHNm.mutable_data_ptr())[at] = from_sum<T>(sum);
     }
-  }
-
-  // In parts, which the compiler adds in parallel.
-  S dot(const T* a, const T* c) const {
-    constexpr std::int64_t kParts = 16;
-    S parts[kParts] = {};
-    std::int64_t d = 0;
-    for (; d + kParts <= D; d += kParts) {
-      for (std::int64_t p = 0; p < kParts; ++p) parts[p] += to_sum(a[d + p]) * to_sum(c[d + p]);
-    }
-    S sum = 0;
-    for (const S part : parts) sum += part;
-    for (; d < D; ++d) sum += to_sum(a[d]) * to_sum(c[d]);
-    return sum;
   }
 };
 
@@ -193,9 +179,7 @@ struct MixListedBlocks : torch::autograd::Function<MixListedBlocks> {
   // Returns each y, then each x for its other consumers.
   static variable_list forward(AutogradContext* context, const at::Tensor& weights_BHNm,
                                at::TensorList x_BHNbD, const at::Tensor& sources_BHNm) {
-    variable_list x, y;
-    for (const at::Tensor& each : x_BHNbD) x.push_back(with_contiguous_rows(each));
-    for (const at::Tensor& each : x) y.push_back(new_blocks_like(each));
+    variable_list x = each_of(x_BHNbD, with_contiguous_rows), y = each_of(x, new_blocks_like);
     dispatch_tile_type(x[0].scalar_type(), [&]<typename T>(T) {
       ListedMix<T>(weights_BHNm, sources_BHNm, x[0]).forward(x, y);
     });
@@ -208,19 +192,14 @@ struct MixListedBlocks : torch::autograd::Function<MixListedBlocks> {
     variable_list x = context->get_saved_variables();
     const at::Tensor sources = x.back(), weights = x[x.size() - 2];
     x.resize(x.size() - 2);
-    const MixGradients mix(gradients, x,
-                           [](const at::Tensor& d) { return with_contiguous_rows(d); });
+    const MixGradients mix(gradients, x, with_contiguous_rows);
     const auto& [d_y, others] = mix;
-    variable_list d_x;
-    for (const at::Tensor& each : x) d_x.push_back(new_blocks_like(each));
+    const variable_list d_x = each_of(x, new_blocks_like);
     const at::Tensor d_w = at::zeros_like(weights);
     dispatch_tile_type(x[0].scalar_type(), [&]<typename T>(T) {
       ListedMix<T>(weights, sources, x[0]).backward(x, d_y, others, d_x, d_w);
     });
-    variable_list result{d_w};
-    result.insert(result.end(), d_x.begin(), d_x.end());
-    result.emplace_back();  // none for the sources
-    return result;
+    return mix_gradients({d_w}, d_x);
   }
 };
 
@@ -238,11 +217,9 @@ BlockMixes mix_listed_blocks(const at::Tensor& weights_BHNm, const at::Tensor& s
   std::vector<std::int64_t> sizes = weights_BHNm.sizes().vec();
   sizes[0] = first.size(0);
   sizes[1] = first.size(1);
-  const variable_list results =
+  return mixes_of(
       MixListedBlocks::apply(weights_BHNm.to(first.scalar_type()).expand(sizes).contiguous(),
-                             at::TensorList(x_BHNbD), sources_BHNm.expand(sizes).contiguous());
-  const auto end_y = results.begin() + static_cast<std::ptrdiff_t>(x_BHNbD.size());
-  return {{results.begin(), end_y}, {end_y, results.end()}};
+                             at::TensorList(x_BHNbD), sources_BHNm.expand(sizes).contiguous()));
 }
 
 }  // namespace birkhoff

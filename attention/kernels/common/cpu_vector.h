@@ -116,6 +116,21 @@ inline T from_sum(Sum<T> x) {
   }
 }
 
+// The dot product of n elements, in parts, which the compiler adds in parallel.
+template <typename A, typename B>
+Sum<A> dot_product(const A* a, const B* b, std::int64_t n) {
+  constexpr std::int64_t kParts = 16;
+  Sum<A> parts[kParts] = {};
+  std::int64_t i = 0;
+  for (; i + kParts <= n; i += kParts) {
+    for (std::int64_t p = 0; p < kParts; ++p) parts[p] += to_sum(a[i + p]) * to_sum(b[i + p]);
+  }
+  Sum<A> product = 0;
+  for (const Sum<A> part : parts) product += part;
+  for (; i < n; ++i) product += to_sum(a[i]) * to_sum(b[i]);
+  return product;
+}
+
 // sum += a b in each lane.
 template <typename T>
 inline void multiply_add(Vector<T> b, T a, Vector<T>& sum) {

@@ -122,22 +122,6 @@ void average_row(const SlotSums<Sum<T>>& sums, Head head, std::int64_t row, Slot
   part.set(head, row, mean, 0, count);
 }
 
-// In parts, which the compiler adds in parallel.
-template <typename T>
-Sum<T> dot(const T* d_out, const Sum<T>* out, std::int64_t head_dim) {
-  using S = Sum<T>;
-  constexpr std::int64_t kParts = 16;
-  S parts[kParts] = {};
-  std::int64_t d = 0;
-  for (; d + kParts <= head_dim; d += kParts) {
-    for (std::int64_t p = 0; p < kParts; ++p) parts[p] += to_sum(d_out[d + p]) * out[d + p];
-  }
-  S product = 0;
-  for (const S part : parts) product += part;
-  for (; d < head_dim; ++d) product += to_sum(d_out[d]) * out[d];
-  return product;
-}
-
 // Adds to the rest of each slot the deltas of all other slots, one by one, so that nothing
 // cancels.
 template <typename T>
@@ -146,7 +130,7 @@ void add_others(const SlotSums<Sum<T>>& sums, Sum<T> max, Sum<T> sum, const T* d
   using S = Sum<T>;
   const auto delta = [&](std::int32_t slot) {
     return sums.sum(head, slot, max) / (sum != 0 ? sum : 1) *
-           dot(d_out, sums.out(head, slot), head_dim);
+           dot_product(d_out, sums.out(head, slot), head_dim);
   };
   constexpr std::int32_t kFew = 16;
   S few[kFew];
@@ -201,8 +185,9 @@ at::Tensor rests_of_slots(const GatheredAttention& in, const GatheredResults& re
       if (in.merge == SlotMerge::kMean) {
         const S count = sum.at(head, row);
         for (const std::int32_t slot : slots) {
-          rest.at(head, slot) =
-              count > 1 ? (1 - 1 / count) * dot(d_out.at(head, row), sums->out(head, slot), D) : 0;
+          rest.at(head, slot) = count > 1 ? (1 - 1 / count) * dot_product(d_out.at(head, row),
+                                                                          sums->out(head, slot), D)
+                                          : 0;
         }
         return;
       }
