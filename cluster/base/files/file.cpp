@@ -25,7 +25,16 @@
 namespace birkhoff {
 namespace {
 
+using Descriptor = UniqueHandle<FileDescriptorTraits>;
+
 std::atomic<FreeBytesHook*> current_free_bytes_hook = nullptr;
+
+Descriptor open_descriptor(const std::string& path, int flags, ExitCode code = ExitCode::kStorage) {
+  Descriptor fd(static_cast<int>(
+      retried("open", path, [&] { return ::open(path.c_str(), flags | O_CLOEXEC, 0666); })));
+  check_call(fd.get(), "open", path, code);
+  return fd;
+}
 
 }  // namespace
 
@@ -37,13 +46,7 @@ void FileDescriptorTraits::close(Handle fd) noexcept { ::close(fd); }
 
 // ---- File
 
-File::File(std::string path, int flags, ExitCode code) : path_(std::move(path)), code_(code) {
-  fd_.reset(static_cast<int>(
-      retried("open", path_, [&] { return ::open(path_.c_str(), flags | O_CLOEXEC, 0666); })));
-  check_call(fd_.get(), "open", path_, code_);
-}
-
-File::File(std::string path, UniqueHandle<FileDescriptorTraits> fd, ExitCode code)
+File::File(std::string path, Descriptor fd, ExitCode code)
     : fd_(std::move(fd)), path_(std::move(path)), code_(code) {}
 
 File File::open_for_read(const std::string& path, ExitCode code) {
@@ -57,7 +60,7 @@ File File::open_stream_for_read(const std::string& path, ExitCode code) {
 File File::open_kinds(const std::string& path, ExitCode code, bool pipes) {
   // Without O_NONBLOCK the call would wait for a pipe's writer. For a regular file the flag has no
   // effect.
-  File file(path, O_RDONLY | O_NONBLOCK | O_NOCTTY, code);
+  File file(path, open_descriptor(path, O_RDONLY | O_NONBLOCK | O_NOCTTY, code), code);
   const mode_t mode = file.status().st_mode;
   // A folder passes here: reading it fails with a clear error.
   if (S_ISREG(mode) || S_ISDIR(mode)) return file;
@@ -74,7 +77,7 @@ void File::wait_for_writer() const {
   // tee() copies data without consuming it. It returns 0 if there is no data and no writer.
   int scratch[2];
   check_call(::pipe2(scratch, O_CLOEXEC | O_NONBLOCK), "pipe2", path_, code_);
-  const UniqueHandle<FileDescriptorTraits> out(scratch[0]), in(scratch[1]);
+  const Descriptor out(scratch[0]), in(scratch[1]);
   const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(kPipeSeconds);
   while (::tee(fd_.get(), in.get(), 1, SPLICE_F_NONBLOCK) == 0) {
     if (std::chrono::steady_clock::now() > end) {
@@ -96,12 +99,13 @@ void File::wait_for_input() const {
 }
 
 File File::create(const std::string& path) {
-  return File(path, O_WRONLY | O_CREAT | O_EXCL, ExitCode::kStorage);
+  return File(path, open_descriptor(path, O_WRONLY | O_CREAT | O_EXCL), ExitCode::kStorage);
 }
 
 File File::open_for_append(const std::string& path) {
   // Without O_NONBLOCK the call would wait for a pipe's reader.
-  File file(path, O_WRONLY | O_CREAT | O_APPEND | O_NONBLOCK, ExitCode::kStorage);
+  File file(path, open_descriptor(path, O_WRONLY | O_CREAT | O_APPEND | O_NONBLOCK),
+            ExitCode::kStorage);
   if (S_ISFIFO(file.status().st_mode)) {
     fail(ExitCode::kStorage, "'{}' is a FIFO, not a regular file; remove it or choose another name",
          path);
@@ -117,7 +121,7 @@ File File::standard_input() {
     fail(ExitCode::kUsage, "standard input is closed; redirect the text to it, or name a file");
   }
   const std::string path = "/dev/stdin";
-  UniqueHandle<FileDescriptorTraits> fd(static_cast<int>(
+  Descriptor fd(static_cast<int>(
       retried("dup", path, [&] { return ::fcntl(STDIN_FILENO, F_DUPFD_CLOEXEC, 0); })));
   check_call(fd.get(), "dup", path);
   return File(path, std::move(fd), ExitCode::kData);
@@ -363,9 +367,7 @@ void remove_tree(const std::string& path) {
 }
 
 void sync_directory(const std::string& path) {
-  const UniqueHandle<FileDescriptorTraits> fd(static_cast<int>(retried(
-      "open", path, [&] { return ::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC); })));
-  check_call(fd.get(), "open", path);
+  const Descriptor fd = open_descriptor(path, O_RDONLY | O_DIRECTORY);
   sync_descriptor(fd.get(), path);
 }
 
@@ -402,10 +404,8 @@ std::string host_name() {
   return host.data();
 }
 
-FileLock::FileLock(const std::string& path, const std::string& what) {
-  fd_.reset(static_cast<int>(retried(
-      "open", path, [&] { return ::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666); })));
-  check_call(fd_.get(), "open", path);
+FileLock::FileLock(const std::string& path, const std::string& what)
+    : fd_(open_descriptor(path, O_RDWR | O_CREAT)) {
   const auto try_lock = [&] {
     return retried("flock", path, [&] { return ::flock(fd_.get(), LOCK_EX | LOCK_NB); });
   };
@@ -431,9 +431,7 @@ FileLock::FileLock(const std::string& path, const std::string& what) {
 
 std::optional<std::string> lock_holder(const std::string& path) {
   if (!path_exists(path)) return std::nullopt;
-  const UniqueHandle<FileDescriptorTraits> fd(static_cast<int>(
-      retried("open", path, [&] { return ::open(path.c_str(), O_RDONLY | O_CLOEXEC); })));
-  check_call(fd.get(), "open", path);
+  const Descriptor fd = open_descriptor(path, O_RDONLY);
   const std::int64_t locked =
       retried("flock", path, [&] { return ::flock(fd.get(), LOCK_SH | LOCK_NB); });
   if (locked == 0 || has_no_locks(errno)) return std::nullopt;

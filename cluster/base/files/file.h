@@ -65,7 +65,6 @@ class File {
   std::string descriptor_path() const;
 
  private:
-  File(std::string path, int flags, ExitCode code);
   File(std::string path, UniqueHandle<FileDescriptorTraits> fd, ExitCode code);
   static File open_kinds(const std::string& path, ExitCode code, bool pipes);
   struct stat status() const;

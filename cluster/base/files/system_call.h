@@ -17,21 +17,8 @@ namespace birkhoff {
 // The hook's result for the next call: 0, kShortTransfer or an errno value.
 int next_fault(const char* call, const std::string& path);
 
-// Runs a system call that returns -1 and sets errno on failure. Repeats it if it is interrupted.
-template <typename Call>
-std::int64_t retried(const char* name, const std::string& path, Call call) {
-  for (;;) {
-    std::int64_t result = -1;
-    if (const int fault = next_fault(name, path); fault > 0) {
-      errno = fault;
-    } else {
-      result = call();
-    }
-    if (result >= 0 || errno != EINTR) return result;
-  }
-}
-
-// The same for calls that transfer bytes: transfer(n) moves at most n.
+// Runs a system call that transfers bytes, at most n by transfer(n), and that returns -1 and sets
+// errno on failure. Repeats it if it is interrupted.
 template <typename Transfer>
 std::int64_t retried_transfer(const char* name, const std::string& path, std::size_t num_bytes,
                               Transfer transfer) {
@@ -47,6 +34,12 @@ std::int64_t retried_transfer(const char* name, const std::string& path, std::si
     }
     if (result >= 0 || errno != EINTR) return result;
   }
+}
+
+// The same for any other system call.
+template <typename Call>
+std::int64_t retried(const char* name, const std::string& path, Call call) {
+  return retried_transfer(name, path, 0, [&](std::size_t) -> std::int64_t { return call(); });
 }
 
 // Throws the Error of a call that has set errno: with `code` if the input is not what its reader
