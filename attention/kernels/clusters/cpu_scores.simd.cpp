@@ -5,19 +5,14 @@ namespace birkhoff {
 
 constexpr InstructionSet kSet = InstructionSet::BIRKHOFF_SIMD;
 
+template <InstructionSet, typename T>
+const ScoreKernels<T>& compiled_score_kernels() {
+  return kScoreKernels<T>;
+}
 #if !defined(__AVX512BF16__)
-template <>
-const ScoreKernels<float>& compiled_score_kernels<kSet, float>() {
-  return kScoreKernels<float>;
-}
-template <>
-const ScoreKernels<double>& compiled_score_kernels<kSet, double>() {
-  return kScoreKernels<double>;
-}
-template <>
-const ScoreKernels<Bf16>& compiled_score_kernels<kSet, Bf16>() {
-  return kScoreKernels<Bf16>;
-}
+template const ScoreKernels<float>& compiled_score_kernels<kSet, float>();
+template const ScoreKernels<double>& compiled_score_kernels<kSet, double>();
+template const ScoreKernels<Bf16>& compiled_score_kernels<kSet, Bf16>();
 #endif
 
 }  // namespace birkhoff

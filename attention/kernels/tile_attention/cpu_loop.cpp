@@ -13,16 +13,8 @@ const TileKernels<T>& tile_kernels(InstructionSet set) {
   });
 }
 
-template <typename T>
-const TileKernels<T>& tile_kernels() {
-  return tile_kernels<T>(instruction_set());
-}
-
 template const TileKernels<float>& tile_kernels(InstructionSet);
 template const TileKernels<double>& tile_kernels(InstructionSet);
 template const TileKernels<Bf16>& tile_kernels(InstructionSet);
-template const TileKernels<float>& tile_kernels();
-template const TileKernels<double>& tile_kernels();
-template const TileKernels<Bf16>& tile_kernels();
 
 }  // namespace birkhoff

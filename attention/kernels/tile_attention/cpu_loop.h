@@ -150,10 +150,7 @@ struct TileKernels {
 // where the number of queries, the number of keys and D are multiples of 16; both share the kernels
 // for float and double with kAvx512. The other sets widen bf16 to float as they read it.
 template <typename T>
-const TileKernels<T>& tile_kernels(InstructionSet set);
-// The kernels of instruction_set().
-template <typename T>
-const TileKernels<T>& tile_kernels();
+const TileKernels<T>& tile_kernels(InstructionSet set = instruction_set());
 
 // Defined in cpu_loop.simd.cpp, compiled for kSet.
 template <InstructionSet kSet, typename T>
