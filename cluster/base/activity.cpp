@@ -1,6 +1,8 @@
 #include "cluster/base/activity.h"
 
 #include <algorithm>
+#include <utility>
+#include <vector>
 
 namespace birkhoff {
 namespace {
@@ -13,11 +15,15 @@ double seconds_between(std::chrono::steady_clock::time_point a,
   return std::chrono::duration<double>(b - a).count();
 }
 
-double median_of(const std::vector<StepTimes>& times, double StepTimes::*phase) {
-  std::vector<double> values;
-  for (const StepTimes& step : times) values.push_back(step.*phase);
+double median_of(std::vector<double> values) {
   std::nth_element(values.begin(), values.begin() + values.size() / 2, values.end());
   return values[values.size() / 2];
+}
+
+template <typename T>
+void remember(const T& value, std::size_t most, std::deque<T>& last) {
+  last.push_back(value);
+  if (last.size() > most) last.pop_front();
 }
 
 }  // namespace
@@ -26,13 +32,7 @@ void Activity::enter(Phase phase, std::int64_t step) {
   const std::lock_guard lock(mutex_);
   const Clock::time_point now = Clock::now();
   if (now_.phase == Phase::kStep) {
-    const double seconds = seconds_between(step_begin_, now);
-    if (step_seconds_.size() < kRemembered) {
-      step_seconds_.push_back(seconds);
-    } else {
-      step_seconds_[num_steps_ % kRemembered] = seconds;
-    }
-    ++num_steps_;
+    remember(seconds_between(step_begin_, now), kRemembered, step_seconds_);
   }
   step_begin_ = last_ = now;
   now_.phase = phase;
@@ -52,11 +52,7 @@ void Activity::tick() {
 
 void Activity::count_step(const StepTimes& times, std::int64_t sequences) {
   const std::lock_guard lock(mutex_);
-  if (timed_.size() < kTimedSteps) {
-    timed_.push_back(times);
-  } else {
-    timed_[static_cast<std::size_t>(now_.num_timed) % kTimedSteps] = times;
-  }
+  remember(times, kTimedSteps, timed_);
   ++now_.num_timed;
   now_.sequences = sequences;
 }
@@ -67,13 +63,13 @@ Activity::Snapshot Activity::snapshot() const {
   if (now_.phase == Phase::kEvaluate) {
     snapshot.usual_seconds = longest_evaluation_tick_;
   } else if (now_.phase == Phase::kStep && step_seconds_.size() >= kFewest) {
-    std::vector<double> sorted = step_seconds_;
-    std::nth_element(sorted.begin(), sorted.begin() + sorted.size() / 2, sorted.end());
-    snapshot.usual_seconds = sorted[sorted.size() / 2];
+    snapshot.usual_seconds = median_of({step_seconds_.begin(), step_seconds_.end()});
   }
   if (timed_.size() == kTimedSteps) {
     for (double StepTimes::*phase : {&StepTimes::data, &StepTimes::passes, &StepTimes::update}) {
-      snapshot.step_times.*phase = median_of(timed_, phase);
+      std::vector<double> seconds;
+      for (const StepTimes& step : timed_) seconds.push_back(step.*phase);
+      snapshot.step_times.*phase = median_of(std::move(seconds));
     }
   }
   return snapshot;

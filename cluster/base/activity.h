@@ -3,8 +3,8 @@
 
 #include <chrono>
 #include <cstdint>
+#include <deque>
 #include <mutex>
-#include <vector>
 
 namespace birkhoff {
 
@@ -57,9 +57,8 @@ class Activity {
   Snapshot now_;
   Clock::time_point last_ = Clock::now();        // last sign of progress
   Clock::time_point step_begin_ = Clock::now();  // of the running step
-  std::vector<double> step_seconds_;             // of the last steps, a ring
-  std::size_t num_steps_ = 0;
-  std::vector<StepTimes> timed_;  // of the last steps, a ring
+  std::deque<double> step_seconds_;              // of the last steps
+  std::deque<StepTimes> timed_;                  // of the last steps
   double longest_evaluation_tick_ = 0;
 };
 

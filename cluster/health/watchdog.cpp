@@ -46,8 +46,8 @@ std::string describe_operation(const RankStatus& status) {
                      status.operation.data(), status.operation_number);
 }
 
-std::string describe_rank(int rank, const RankStatus& status) {
-  return fmt::format("rank {} on {}", rank, status.host.data());
+std::string describe_rank(const RankStatus& status) {
+  return fmt::format("rank {} on {}", status.rank, status.host.data());
 }
 
 std::string named_ranks(const std::vector<int>& ranks) {
@@ -83,13 +83,10 @@ void Watchdog::on_disconnect(int rank, double now) {
 
 std::vector<std::string> Watchdog::warnings(double now) {
   std::vector<std::string> lines;
-  for (std::size_t r = 0; r < ranks_.size(); ++r) {
-    Rank& rank = ranks_[r];
+  for (Rank& rank : ranks_) {
     if (!rank.lost || rank.reported || now - rank.heard < kWarningDelay) continue;
     rank.reported = true;
-    lines.push_back(fmt::format("{} exited without an error message{}",
-                                describe_rank(static_cast<int>(r), *rank.status),
-                                last_seen(static_cast<int>(r))));
+    lines.push_back(loss(*rank.status));
   }
   return lines;
 }
@@ -111,24 +108,19 @@ bool Watchdog::is_missed(const Rank& rank) const {
 
 std::optional<Diagnosis> Watchdog::diagnosis(double now) const {
   double shortest_idle = -1, longest_limit = 0;
-  for (std::size_t r = 0; r < ranks_.size(); ++r) {
-    const Rank& rank = ranks_[r];
+  for (const Rank& rank : ranks_) {
     if (!is_missed(rank)) continue;
     const double silence = now - rank.heard;
     if (rank.lost) {
       if (silence < kLossGrace) continue;
-      return Diagnosis{ExitCode::kPeer,
-                       fmt::format("{} exited without an error message{}{}",
-                                   describe_rank(static_cast<int>(r), *rank.status),
-                                   last_seen(static_cast<int>(r)), kCure)};
+      return Diagnosis{ExitCode::kPeer, loss(*rank.status) + kCure};
     }
     if (silence > std::max(limits_.seconds, limits_.steps * rank.status->usual_seconds)) {
       return Diagnosis{
           ExitCode::kHang,
           fmt::format("{} has been silent for {:.1f} s: its process is stopped, or its machine "
                       "or network is down{}{}",
-                      describe_rank(static_cast<int>(r), *rank.status), silence,
-                      last_seen(static_cast<int>(r)), kCure)};
+                      describe_rank(*rank.status), silence, last_seen(*rank.status), kCure)};
     }
     const double idle = now - rank.progressed;
     shortest_idle = shortest_idle < 0 ? idle : std::min(shortest_idle, idle);
@@ -142,12 +134,11 @@ std::optional<Diagnosis> Watchdog::diagnosis(double now) const {
 
 Watchdog::Wait Watchdog::most_wait(int except) const {
   std::map<std::pair<std::int64_t, std::string>, std::vector<int>> waits;  // by step and operation
-  for (std::size_t r = 0; r < ranks_.size(); ++r) {
-    const Rank& rank = ranks_[r];
-    if (!is_missed(rank) || rank.status->waiting == 0 || static_cast<int>(r) == except) continue;
+  for (const Rank& rank : ranks_) {
+    if (!is_missed(rank) || rank.status->waiting == 0 || rank.status->rank == except) continue;
     const std::string place =
         describe_place(*rank.status) + ", " + describe_operation(*rank.status);
-    waits[{rank.status->step, place}].push_back(static_cast<int>(r));
+    waits[{rank.status->step, place}].push_back(rank.status->rank);
   }
   Wait most;
   for (const auto& [step_and_place, ranks] : waits) {
@@ -158,9 +149,8 @@ Watchdog::Wait Watchdog::most_wait(int except) const {
 
 // The operation in which the other ranks wait for this rank, and its last status, which may be a
 // quarter of a second old.
-std::string Watchdog::last_seen(int rank) const {
-  const RankStatus& status = *ranks_[static_cast<std::size_t>(rank)].status;
-  const Wait wait = most_wait(rank);
+std::string Watchdog::last_seen(const RankStatus& status) const {
+  const Wait wait = most_wait(status.rank);
   std::string text;
   if (!wait.ranks.empty()) {
     text += fmt::format("; {} {} for it {}", named_ranks(wait.ranks),
@@ -170,17 +160,21 @@ std::string Watchdog::last_seen(int rank) const {
                             describe_operation(status));
 }
 
+std::string Watchdog::loss(const RankStatus& status) const {
+  return fmt::format("{} exited without an error message{}", describe_rank(status),
+                     last_seen(status));
+}
+
 // Ranks that wait in the operation that most ranks wait in are victims; the rest are to blame.
 std::string Watchdog::stall(double now) const {
   const Wait wait = most_wait();
   std::vector<std::string> blamed;
   double since = now;
-  for (std::size_t r = 0; r < ranks_.size(); ++r) {
-    const Rank& rank = ranks_[r];
+  for (const Rank& rank : ranks_) {
     if (!is_missed(rank)) continue;
     since = std::min(since, rank.progressed);
-    if (std::ranges::find(wait.ranks, static_cast<int>(r)) == wait.ranks.end()) {
-      blamed.push_back(fmt::format("{}, {}, {}", describe_rank(static_cast<int>(r), *rank.status),
+    if (std::ranges::find(wait.ranks, rank.status->rank) == wait.ranks.end()) {
+      blamed.push_back(fmt::format("{}, {}, {}", describe_rank(*rank.status),
                                    describe_place(*rank.status), describe_operation(*rank.status)));
     }
   }

@@ -86,7 +86,8 @@ class Watchdog {
   bool is_missed(const Rank& rank) const;
   double limit(const RankStatus& status) const;
   Wait most_wait(int except = -1) const;
-  std::string last_seen(int rank) const;
+  std::string last_seen(const RankStatus& status) const;
+  std::string loss(const RankStatus& status) const;  // of a lost rank
   std::string stall(double now) const;
 
   const WatchdogLimits limits_;
