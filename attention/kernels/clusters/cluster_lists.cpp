@@ -10,15 +10,6 @@
 namespace birkhoff {
 namespace {
 
-// Lists of buckets under construction. A row's position is its rank among the keys of its bucket:
-// so a band of ranks says which of the last keys a query sees. The ranks count keys in the query's
-// bucket, wherever the query's own key is.
-struct Buckets {
-  at::Tensor q_rows_BHL, q_ends_BHG, k_rows_BHL, k_ends_BHG;
-  at::Tensor q_rank_BHL;  // keys of its bucket up to its position, less 1
-  at::Tensor k_rank_BHL;
-};
-
 // int32 [B, H, L]; rows in no bucket get one more bucket, which is not used.
 at::Tensor bucket_of_rows(const ClusterProblem& problem, const ClusteredRows& rows) {
   const std::int64_t K = problem.centroids_HKD.size(1);
@@ -28,10 +19,12 @@ at::Tensor bucket_of_rows(const ClusterProblem& problem, const ClusteredRows& ro
       .to(at::kInt);
 }
 
-// q_rank_BHL and k_rank_BHL from `buckets` of queries and keys, of which there are G besides the
-// unused one.
+// A row's position is its rank among the keys of its bucket: so a band of ranks says which of the
+// last keys a query sees. Made from the buckets of queries and keys, of which there are G besides
+// the unused one.
 struct Ranks {
-  at::Tensor q_BHL, k_BHL;
+  at::Tensor q_BHL;  // keys of the query's bucket up to its position, less 1
+  at::Tensor k_BHL;
 };
 
 // Keys and queries together, by bucket, then by position, a key before the query at its position.
@@ -71,27 +64,6 @@ Ranks rank_by_counting(const at::Tensor& q_bucket_BHL, const at::Tensor& k_bucke
     }
   });
   return ranks;
-}
-
-Buckets buckets_of(const ClusterProblem& problem, const ClusteredRows& q, const ClusteredRows& k,
-                   Path limit) {
-  const std::int64_t G = problem.documents.count * problem.centroids_HKD.size(1);
-  const at::Tensor q_bucket_BHL = bucket_of_rows(problem, q),
-                   k_bucket_BHL = bucket_of_rows(problem, k);
-  const SortedIndices queries = counting_sort(q_bucket_BHL, G),
-                      keys = counting_sort(k_bucket_BHL, G);
-  const bool counts = q.cluster_BHL.is_cpu() && choose_path(problem, limit) == Path::kFused;
-  const Ranks ranks = counts ? rank_by_counting(q_bucket_BHL, k_bucket_BHL, G)
-                             : rank_by_grouping(q_bucket_BHL, k_bucket_BHL, keys, G);
-  const auto ends = [&](const SortedIndices& groups) {
-    return groups.starts_BHR.narrow(2, 1, G).contiguous();
-  };
-  return {.q_rows_BHL = queries.order_BHP,
-          .q_ends_BHG = ends(queries),
-          .k_rows_BHL = keys.order_BHP,
-          .k_ends_BHG = ends(keys),
-          .q_rank_BHL = ranks.q_BHL,
-          .k_rank_BHL = ranks.k_BHL};
 }
 
 bool are_shared(const ClusteredRows& q, const ClusteredRows& k) {
@@ -166,26 +138,29 @@ at::Tensor ClusterPairs::of_queries(std::int64_t first, std::int64_t count) cons
 
 GatheredRows causal_buckets(const ClusterProblem& problem, const ClusteredRows& q,
                             const ClusteredRows& k, std::int64_t window, Path limit) {
-  const Buckets buckets = buckets_of(problem, q, k, limit);
-  const std::int64_t L = q.cluster_BHL.size(2);
-  const RowLists queries = make_row_lists(buckets.q_rows_BHL, buckets.q_ends_BHG, L);
-  if (!are_shared(q, k)) {
-    return {queries,
-            make_row_lists(buckets.k_rows_BHL, buckets.k_ends_BHG, L),
-            {.least = 0,
-             .most = window - 1,
-             .positions_q_BHL = buckets.q_rank_BHL,
-             .positions_k_BHS = buckets.k_rank_BHL}};
-  }
+  const std::int64_t G = problem.documents.count * problem.centroids_HKD.size(1),
+                     L = q.cluster_BHL.size(2);
+  const at::Tensor q_bucket_BHL = bucket_of_rows(problem, q),
+                   k_bucket_BHL = bucket_of_rows(problem, k);
+  const SortedIndices keys = counting_sort(k_bucket_BHL, G);
+  const bool counts = q.cluster_BHL.is_cpu() && choose_path(problem, limit) == Path::kFused;
+  const Ranks ranks = counts ? rank_by_counting(q_bucket_BHL, k_bucket_BHL, G)
+                             : rank_by_grouping(q_bucket_BHL, k_bucket_BHL, keys, G);
+  const auto lists_of = [&](const SortedIndices& groups) {
+    return make_row_lists(groups.order_BHP, groups.starts_BHR.narrow(2, 1, G), L);
+  };
+  const RowLists queries = lists_of(counting_sort(q_bucket_BHL, G));
   DistanceBand band{.least = 0,
                     .most = window - 1,
-                    .positions_q_BHL = buckets.k_rank_BHL,
-                    .positions_k_BHS = buckets.k_rank_BHL};
+                    .positions_q_BHL = ranks.q_BHL,
+                    .positions_k_BHS = ranks.k_BHL};
+  if (!are_shared(q, k)) return {queries, lists_of(keys), band};
+  band.positions_q_BHL = ranks.k_BHL;
   if (window > 1) {
     // The first query of a bucket sees only its own key, at distance 1. No other query sees its own
     // key.
     band.least = 1;
-    band.positions_q_BHL = buckets.k_rank_BHL.clamp_min(1);
+    band.positions_q_BHL = ranks.k_BHL.clamp_min(1);
   }
   return {queries, queries, band};
 }
