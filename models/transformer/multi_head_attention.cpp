@@ -2,6 +2,8 @@
 
 #include <ATen/ops/cat.h>
 
+#include <utility>
+
 #include "cluster/base/error.h"
 #include "configs/schema/config.pb.h"
 
@@ -78,43 +80,32 @@ MultiHeadAttention::MultiHeadAttention(const configs::Model& config,
 
 std::vector<AttentionInput> MultiHeadAttention::project(const at::Tensor& x_BTC,
                                                         const SequenceContext& context) const {
-  std::vector<AttentionInput> inputs(head_groups_.size());
-  if (source_ == KeySource::kMemory) {
-    set_queries(x_BTC, inputs);
-    set_memory(context.memory, projections_->keys_and_values(context.memory.x_BSC), inputs);
-    return inputs;
+  if (source_ == KeySource::kOwnSequence) {
+    return inputs_of(projections_->all(x_BTC), x_BTC, context);
   }
-  const HeadProjections::Heads heads = projections_->all(x_BTC);
+  HeadProjections::Heads heads = projections_->queries(x_BTC),
+                         of_memory = projections_->keys_and_values(context.memory.x_BSC);
+  heads.k_BHTD = std::move(of_memory.k_BHTD);
+  heads.v_BHTD = std::move(of_memory.v_BHTD);
+  return inputs_of(heads, x_BTC, context);
+}
+
+std::vector<AttentionInput> MultiHeadAttention::inputs_of(const HeadProjections::Heads& heads,
+                                                          const at::Tensor& x_BTC,
+                                                          const SequenceContext& context) const {
+  const bool own = source_ == KeySource::kOwnSequence;
+  std::vector<AttentionInput> inputs(head_groups_.size());
   for (std::size_t g = 0; g < inputs.size(); ++g) {
     AttentionInput& in = inputs[g];
     in.q_BHLD = heads.q_BHTD[g];
     in.k_BHSD = heads.k_BHTD[g];
     in.v_BHSD = heads.v_BHTD[g];
-    in.x_q_BLC = in.x_kv_BSC = x_BTC;
-    in.key_lengths_B = context.lengths_B;
-    in.segments_q_BL = in.segments_kv_BS = context.segments_BT;
+    in.x_q_BLC = x_BTC;
+    in.x_kv_BSC = own ? x_BTC : context.memory.x_BSC;
+    in.key_lengths_B = own ? context.lengths_B : context.memory.lengths_B;
+    if (own) in.segments_q_BL = in.segments_kv_BS = context.segments_BT;
   }
   return inputs;
-}
-
-void MultiHeadAttention::set_queries(const at::Tensor& x_BTC,
-                                     std::vector<AttentionInput>& inputs) const {
-  const HeadProjections::Heads heads = projections_->queries(x_BTC);
-  for (std::size_t g = 0; g < inputs.size(); ++g) {
-    inputs[g].q_BHLD = heads.q_BHTD[g];
-    inputs[g].x_q_BLC = x_BTC;
-  }
-}
-
-void MultiHeadAttention::set_memory(const Memory& memory, const HeadProjections::Heads& heads,
-                                    std::vector<AttentionInput>& inputs) const {
-  for (std::size_t g = 0; g < inputs.size(); ++g) {
-    AttentionInput& in = inputs[g];
-    in.k_BHSD = heads.k_BHTD[g];
-    in.v_BHSD = heads.v_BHTD[g];
-    in.x_kv_BSC = memory.x_BSC;
-    in.key_lengths_B = memory.lengths_B;
-  }
 }
 
 at::Tensor MultiHeadAttention::join(const std::vector<at::Tensor>& out_BHTD) const {
@@ -175,15 +166,13 @@ at::Tensor MultiHeadAttention::decode_step(std::vector<std::unique_ptr<DecodeSta
     }
     return join(out_BHTD);
   }
-  HeadProjections::Heads heads;
+  HeadProjections::Heads heads = projections_->queries(x_BTC);
   for (const auto& each : states) {
     const auto& state = static_cast<const MemoryState&>(*each);
     heads.k_BHTD.push_back(state.k_BHSD);
     heads.v_BHTD.push_back(state.v_BHSD);
   }
-  std::vector<AttentionInput> inputs(head_groups_.size());
-  set_queries(x_BTC, inputs);
-  set_memory(context.memory, heads, inputs);
+  const std::vector<AttentionInput> inputs = inputs_of(heads, x_BTC, context);
   for (std::size_t g = 0; g < inputs.size(); ++g) {
     out_BHTD.push_back(head_groups_[g].mechanism->attend(inputs[g], Path::kFused).out_BHLD);
   }

@@ -73,10 +73,9 @@ class MultiHeadAttention {
   // One input for each head group.
   std::vector<AttentionInput> project(const at::Tensor& x_BTC,
                                       const SequenceContext& context) const;
-  // Their parts for cross-attention.
-  void set_queries(const at::Tensor& x_BTC, std::vector<AttentionInput>& inputs) const;
-  void set_memory(const Memory& memory, const HeadProjections::Heads& heads,
-                  std::vector<AttentionInput>& inputs) const;
+  std::vector<AttentionInput> inputs_of(const HeadProjections::Heads& heads,
+                                        const at::Tensor& x_BTC,
+                                        const SequenceContext& context) const;
   at::Tensor join(const std::vector<at::Tensor>& out_BHTD) const;
 
   KeySource source_;
