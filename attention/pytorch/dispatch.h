@@ -7,8 +7,6 @@
 
 #include <optional>
 #include <tuple>
-#include <type_traits>
-#include <utility>
 #include <vector>
 
 #include "attention/pytorch/calls.h"
@@ -28,17 +26,17 @@ inline OptionalTensor if_defined(const at::Tensor& x) {
 }
 
 // The kernel of an operator with the gradient that Function defines.
-template <typename Function, typename Result, typename... Arguments>
-auto with_gradient(Result (*)(Arguments...)) {
-  return +[](Arguments... arguments) -> Result {
-    const auto results = Function::apply(arguments...);
-    if constexpr (std::is_same_v<Result, at::Tensor>) {
-      return results;
-    } else {
-      return [&]<std::size_t... i>(std::index_sequence<i...>)->Result { return {results[i]...}; }
-      (std::make_index_sequence<std::tuple_size_v<Result>>());
-    }
+template <typename Function, typename... Results, typename... Arguments>
+auto with_gradient(std::tuple<Results...> (*)(Arguments...)) {
+  return +[](Arguments... arguments) {
+    const std::vector<at::Tensor> results = Function::apply(arguments...);
+    auto next = results.begin();
+    return std::tuple<Results...>{Results(*next++)...};
   };
+}
+template <typename Function, typename... Arguments>
+auto with_gradient(at::Tensor (*)(Arguments...)) {
+  return +[](Arguments... arguments) -> at::Tensor { return Function::apply(arguments...); };
 }
 
 // The meta function of a backward pass: gradients like the inputs, its only list of tensors.
