@@ -20,7 +20,7 @@ bool is_due(std::int64_t step, std::int64_t every) { return every > 0 && step % 
 }  // namespace
 
 Trainer::Trainer(TrainerParts parts)
-    : parts_(std::move(parts)),
+    : parts_(parts),
       step_(parts_.config.train(), parts_.model, parts_.group, parts_.world, parts_.buckets,
             parts_.optimizer, &parts_.activity),
       clock_(parts_.group.device()) {}

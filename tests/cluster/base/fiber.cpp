@@ -52,7 +52,7 @@ void Fiber::start(std::function<void()> body) {
   *--top = nullptr;  // run() does not return
   *--top = reinterpret_cast<void*>(&Fiber::run);
   for (int saved = 0; saved < 6; ++saved) *--top = nullptr;
-  own_ = top;
+  own_ = static_cast<void*>(top);
 }
 
 void Fiber::resume() {
