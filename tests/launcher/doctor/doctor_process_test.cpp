@@ -271,7 +271,7 @@ TEST_F(DoctorProcess, ASlowRankIsNamedAndItsHostExcluded) {
       expect_found(report, "matrix speed", "fail", "node2", {2}, share.c_str());
   const std::size_t at = slow.find(share);
   ASSERT_NE(at, std::string::npos);
-  EXPECT_LT(std::stoi(slow.substr(at + kShare.size())), 30) << slow;
+  EXPECT_LT(std::stoi(slow.substr(at + share.size())), 30) << slow;
   std::ifstream file("bad");
   const std::string excluded((std::istreambuf_iterator<char>(file)), {});
   EXPECT_THAT(excluded, AllOf(HasSubstr("node2\n"), HasSubstr("node9\n")));
