@@ -285,11 +285,10 @@ Judgement judge_exchange_speed(const Answers& answers) {
   Judgement judgement = judge_speed(measured, "GB/s", kCure);
   for (const Answer& answer : measured) {
     if (!answer.facts.contains("failure")) continue;
-    judgement.findings.push_back({Verdict::kWarn,
-                                  "",  // its partner may be to blame
-                                  {answer.rank},
-                                  "exchange " + answer.facts.at("failure").get<std::string>(),
-                                  kCure});
+    judgement.add(Verdict::kWarn,
+                  "",  // its partner may be to blame
+                  {answer.rank}, "exchange " + answer.facts.at("failure").get<std::string>(),
+                  kCure);
   }
   return judgement;
 }

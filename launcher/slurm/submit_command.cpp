@@ -385,12 +385,9 @@ int submit_command(const SubmitArguments& arguments, std::ostream& out, std::ost
   forget_callers_job(site, err);
   for (const Planned& run : submission.runs) check_not_queued(run.folder);
   for (const std::string& id : queue_jobs(submission, job, arguments)) {
-    out << fmt::format(
-        "job {}: {}, {}{}, at most {}\n", id, counted(arguments.nodes, "node"),
-        counted(ranks, "rank"),
-        sweep ? " for each of " + counted(static_cast<std::int64_t>(submission.runs.size()), "run")
-              : "",
-        time);
+    out << fmt::format("job {}: {}, {}{}, at most {}\n", id, counted(arguments.nodes, "node"),
+                       counted(ranks, "rank"),
+                       sweep ? " for each of " + counted(submission.runs.size(), "run") : "", time);
   }
   out << "its script and output: " << submission.folder.string() << '\n';
   return 0;
