@@ -19,9 +19,7 @@ using google::protobuf::Message;
 void clear_defaults(Message& message) {
   const auto& reflection = *message.GetReflection();
   const std::unique_ptr<Message> fresh(message.New());
-  std::vector<const FieldDescriptor*> fields;
-  reflection.ListFields(message, &fields);
-  for (const FieldDescriptor* field : fields) {
+  for (const FieldDescriptor* field : set_fields(message)) {
     if (field->cpp_type() == FieldDescriptor::CPPTYPE_MESSAGE) {
       Message& below = *reflection.MutableMessage(&message, field);
       clear_defaults(below);
@@ -96,27 +94,18 @@ class FieldTable {
   using Place = std::vector<int>;
 
   void add(const Message& message, std::size_t config, const std::string& path, const Place& at) {
-    const auto& reflection = *message.GetReflection();
-    std::vector<const FieldDescriptor*> fields;
-    reflection.ListFields(message, &fields);
-    for (const FieldDescriptor* field : fields) {
-      const std::string field_path = join_path(path, field->name());
+    for (const SetValue& value : set_values(message, path)) {
       Place place = at;
-      place.push_back(field->index());
-      if (field->cpp_type() != FieldDescriptor::CPPTYPE_MESSAGE) {
-        DifferingField& row = fields_[place];
-        row.path = field_path;
-        row.texts.resize(num_configs_, "-");
-        row.texts[config] = value_text(message, field);
-      } else if (!field->is_repeated()) {
-        add(reflection.GetMessage(message, field), config, field_path, place);
-      } else {
-        place.push_back(0);
-        for (int& i = place.back(); i < reflection.FieldSize(message, field); ++i) {
-          add(reflection.GetRepeatedMessage(message, field, i), config,
-              join_path(field_path, std::to_string(i)), place);
-        }
+      place.push_back(value.field->index());
+      if (value.index >= 0) place.push_back(value.index);
+      if (value.message != nullptr) {
+        add(*value.message, config, value.path, place);
+        continue;
       }
+      DifferingField& row = fields_[place];
+      row.path = value.path;
+      row.texts.resize(num_configs_, "-");
+      row.texts[config] = value_text(message, value.field, value.index);
     }
   }
 

@@ -136,24 +136,12 @@ std::optional<TextError> find_other_base(const std::string& text, const Descript
 
 void record_places(const Message& message, const TextFormat::ParseInfoTree& tree,
                    const std::string& name, const std::string& path, SourceLocations& places) {
-  std::vector<const FieldDescriptor*> fields;
-  message.GetReflection()->ListFields(message, &fields);
-  for (const FieldDescriptor* field : fields) {
-    const bool repeated = field->is_repeated();
-    const int count = repeated ? message.GetReflection()->FieldSize(message, field) : 1;
-    for (int i = 0; i < count; ++i) {
-      const int index = repeated ? i : -1;
-      std::string field_path = join_path(path, field->name());
-      if (repeated) field_path = join_path(field_path, std::to_string(i));
-      const TextFormat::ParseLocation location = tree.GetLocation(field, index);
-      places.set(field_path, fmt::format("{}:{}:{}", name, location.line + 1, location.column + 1));
-      if (field->cpp_type() == FieldDescriptor::CPPTYPE_MESSAGE) {
-        const auto& reflection = *message.GetReflection();
-        record_places(repeated ? reflection.GetRepeatedMessage(message, field, i)
-                               : reflection.GetMessage(message, field),
-                      *tree.GetTreeForNested(field, index), name, field_path, places);
-      }
-    }
+  for (const SetValue& value : set_values(message, path)) {
+    const TextFormat::ParseLocation location = tree.GetLocation(value.field, value.index);
+    places.set(value.path, fmt::format("{}:{}:{}", name, location.line + 1, location.column + 1));
+    if (value.message == nullptr) continue;
+    record_places(*value.message, *tree.GetTreeForNested(value.field, value.index), name,
+                  value.path, places);
   }
 }
 
