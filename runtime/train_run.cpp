@@ -316,7 +316,7 @@ Outcome run_logged(const configs::Config& config, const RunPaths& paths, bool fr
   // Over the world, because hashes are taken and compared on hosts, and all ranks hold the same
   // while the other axes of the mesh are 1.
   Agreement agreement(world.group(), shards, world.host());
-  RunCheckpoints checkpoints(writer, world.group(),
+  RunCheckpoints checkpoints(&writer, world.group(),
                              make_header(config, corpus, inputs, run.id, world.size()), shards,
                              run.resume_path.empty() ? std::nullopt : std::optional(resumed_from),
                              run.folder.get(), *reporter);

@@ -27,7 +27,7 @@ Trainer::Trainer(TrainerParts parts)
 
 Outcome Trainer::run(TrainState& state) {
   const configs::Config& config = parts_.config;
-  Checkpoints& checkpoints = parts_.checkpoints;
+  RunCheckpoints& checkpoints = parts_.checkpoints;
   if (any_asks_to_stop()) return end(state, true, "");
   const bool made_up_for = state.evaluation_due;
   if (made_up_for && !evaluate(state)) return end(state, true, "");

@@ -48,7 +48,7 @@ struct TrainerParts {
   StopRequest& stop;   // of this process
   Reporter& reporter;  // of this rank
   Activity& activity;  // of this rank, for the watchdog
-  Checkpoints& checkpoints;
+  RunCheckpoints& checkpoints;
   Evaluator* evaluator = nullptr;  // null: no evaluation
   Agreement* agreement = nullptr;  // null: ranks are not compared
 };

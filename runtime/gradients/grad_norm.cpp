@@ -93,8 +93,4 @@ double norm_of_chunk_sums(const GradBuckets& buckets, const at::Tensor& chunk_su
   return std::sqrt(sum);
 }
 
-double gradient_norm(const GradBuckets& buckets) {
-  return norm_of_chunk_sums(buckets, gradient_chunk_sums(buckets));
-}
-
 }  // namespace birkhoff

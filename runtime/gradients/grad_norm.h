@@ -9,13 +9,9 @@ namespace birkhoff {
 // Collective over the buckets' group if they are sliced, else local; asynchronous.
 at::Tensor gradient_chunk_sums(const GradBuckets& buckets);
 
-// The norm computed from these sums. Waits for the device.
+// The Euclidean norm of all reduced gradients in the buckets: these sums, added in order. The same
+// bits for any number of threads, with and without slices, and, for equal gradients, for any number
+// of ranks and on every device. Not finite if any gradient is not. Waits for the device.
 double norm_of_chunk_sums(const GradBuckets& buckets, const at::Tensor& chunk_sums);
-
-// Both: the Euclidean norm of all reduced gradients in the buckets, accumulated in fp64 over
-// fixed-size chunks that are added in order. The same bits for any number of threads, with and
-// without slices, and, for equal gradients, for any number of ranks and on every device. Not finite
-// if any gradient is not.
-double gradient_norm(const GradBuckets& buckets);
 
 }  // namespace birkhoff

@@ -133,7 +133,7 @@ TEST(RunFolder, KnowsOfACheckpointThatALaterSaveCommits) {
       CheckpointHeader header = make_header(0);
       header.set_run(run.id());
       const Reporter reporter;
-      RunCheckpoints checkpoints(writer, world, header, make_shards(0, 1, Layout::kReplicated),
+      RunCheckpoints checkpoints(&writer, world, header, make_shards(0, 1, Layout::kReplicated),
                                  /*newest=*/std::nullopt, &run, reporter);
       TrainState state;
       testing::internal::CaptureStderr();
