@@ -57,15 +57,9 @@ std::string plain_integer(const std::string& text) {
 }
 
 bool is_integer(const FieldDescriptor& field) {
-  switch (field.cpp_type()) {
-    case FieldDescriptor::CPPTYPE_INT32:
-    case FieldDescriptor::CPPTYPE_INT64:
-    case FieldDescriptor::CPPTYPE_UINT32:
-    case FieldDescriptor::CPPTYPE_UINT64:
-      return true;
-    default:
-      return false;
-  }
+  const FieldDescriptor::CppType type = field.cpp_type();
+  return type == FieldDescriptor::CPPTYPE_INT32 || type == FieldDescriptor::CPPTYPE_INT64 ||
+         type == FieldDescriptor::CPPTYPE_UINT32 || type == FieldDescriptor::CPPTYPE_UINT64;
 }
 
 std::string value_text(const Message& message, const FieldDescriptor* field, int index) {
