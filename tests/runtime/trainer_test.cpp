@@ -8,7 +8,7 @@
 
 #include "cluster/base/collectives/thread_group.h"
 #include "cluster/base/error.h"
-#include "runtime/tasks/text_targets.h"
+#include "runtime/tasks/targets.h"
 #include "tests/runtime/toy_training.h"
 
 namespace birkhoff {

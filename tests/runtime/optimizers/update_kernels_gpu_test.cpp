@@ -7,7 +7,6 @@
 #include <limits>
 
 #include "configs/schema/config.pb.h"
-#include "runtime/gradients/chunk_sums.h"
 #include "runtime/gradients/gpu_chunk_sums_params.h"
 #include "runtime/optimizers/adafactor.h"
 #include "runtime/optimizers/adamw.h"
