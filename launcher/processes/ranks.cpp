@@ -13,10 +13,10 @@
 
 #include "cluster/base/cpu.h"
 #include "cluster/base/error.h"
-#include "cluster/base/files/checksum.h"
 #include "cluster/base/files/file.h"
 #include "launcher/app.h"
 #include "launcher/failure.h"
+#include "runtime/checkpoint/commit.h"
 
 namespace birkhoff {
 namespace {
@@ -109,13 +109,8 @@ void check_before_ranks(const std::function<void()>& check) {
 }
 
 std::string program_hash() {
-  File file = File::open_for_read("/proc/self/exe");
-  Xxh3Hasher hasher;
-  std::vector<char> buffer(std::size_t{1} << 20);
-  while (const std::size_t num_read = file.read_some(buffer.data(), buffer.size())) {
-    hasher.update(buffer.data(), num_read);
-  }
-  return hasher.hex_digest();
+  const File file = File::open_for_read("/proc/self/exe");
+  return hash_of(file, file.size());
 }
 
 int run_in_any_world(const std::function<int(World&)>& run, std::ostream& err) {

@@ -39,18 +39,10 @@ std::optional<std::int64_t> parse_step(std::string_view name, std::string_view p
 
 CheckpointManifest::File describe_file(const fs::path& path) {
   const File file = File::open_for_read(path.string());
-  const std::int64_t num_bytes = file.size();
-  Xxh3Hasher hasher;
-  std::vector<std::byte> piece(static_cast<std::size_t>(std::min(num_bytes, kPieceBytes)));
-  for (std::int64_t at = 0; at < num_bytes; at += kPieceBytes) {
-    const auto length = static_cast<std::size_t>(std::min(kPieceBytes, num_bytes - at));
-    file.pread_exact(piece.data(), length, at);
-    hasher.update(piece.data(), length);
-  }
   CheckpointManifest::File description;
   description.set_name(path.filename().string());
-  description.set_bytes(num_bytes);
-  description.set_hash(hasher.hex_digest());
+  description.set_bytes(file.size());
+  description.set_hash(hash_of(file, description.bytes()));
   return description;
 }
 
@@ -71,13 +63,7 @@ void tidy_tree(const fs::path& path) {
 
 // Renames before deleting: a half-deleted folder must never look like a checkpoint.
 void remove_checkpoint(const fs::path& folder) {
-  const std::string name = fmt::format("{}{}", kOldPrefix, folder.filename().string());
-  fs::path doomed = folder.parent_path() / name;
-  for (int k = 2; path_exists(doomed.string()); ++k) {
-    doomed = folder.parent_path() / fmt::format("{}-{}", name, k);
-  }
-  rename_path(folder.string(), doomed.string());
-  tidy_tree(doomed);
+  tidy_tree(rename_to_free(folder, fmt::format("{}{}", kOldPrefix, folder.filename().string())));
 }
 
 // The steps whose checkpoints have the lowest loss of an evaluation, as far as manifests can be
@@ -131,6 +117,26 @@ void remove_old_again(const fs::path& checkpoints) {
 }
 
 }  // namespace
+
+fs::path rename_to_free(const fs::path& path, const std::string& name) {
+  fs::path free = path.parent_path() / name;
+  for (int k = 2; path_exists(free.string()); ++k) {
+    free = path.parent_path() / fmt::format("{}-{}", name, k);
+  }
+  rename_path(path.string(), free.string());
+  return free;
+}
+
+std::string hash_of(const File& file, std::int64_t num_bytes) {
+  Xxh3Hasher hasher;
+  std::vector<std::byte> piece(static_cast<std::size_t>(std::min(num_bytes, kPieceBytes)));
+  for (std::int64_t at = 0; at < num_bytes; at += kPieceBytes) {
+    const auto length = static_cast<std::size_t>(std::min(kPieceBytes, num_bytes - at));
+    file.pread_exact(piece.data(), length, at);
+    hasher.update(piece.data(), length);
+  }
+  return hasher.hex_digest();
+}
 
 std::string step_name(std::int64_t step) { return fmt::format("{}{:08d}", kStepPrefix, step); }
 

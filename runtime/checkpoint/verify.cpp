@@ -62,20 +62,6 @@ constexpr std::int64_t kPieceBytes = 8 << 20;
        path);
 }
 
-void verify_plain_file(const std::string& path, const CheckpointManifest::File& file) {
-  const File input = File::open_for_read(path, ExitCode::kCheckpoint);
-  Xxh3Hasher hasher;
-  std::vector<std::byte> piece(static_cast<std::size_t>(std::min(kPieceBytes, file.bytes())));
-  for (std::int64_t at = 0; at < file.bytes(); at += kPieceBytes) {
-    const auto length = static_cast<std::size_t>(std::min(kPieceBytes, file.bytes() - at));
-    input.pread_exact(piece.data(), length, at);
-    hasher.update(piece.data(), length);
-  }
-  if (hasher.hex_digest() != file.hash()) {
-    fail_hash(path);
-  }
-}
-
 // Whether any element is infinite or NaN: its exponent bits are all ones. The bytes hold whole
 // elements.
 template <typename Bits>
@@ -142,7 +128,8 @@ std::string verify_file(const CheckpointFolder& checkpoint, const TensorsOfFile&
   if (const auto found = tensors.find(file.name()); found != tensors.end()) {
     return verify_tensor_file(path, file, found->second);
   }
-  verify_plain_file(path, file);
+  const File plain = File::open_for_read(path, ExitCode::kCheckpoint);
+  if (hash_of(plain, file.bytes()) != file.hash()) fail_hash(path);
   return "";
 }
 
