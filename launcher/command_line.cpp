@@ -371,9 +371,10 @@ int CommandLine::run(const std::vector<std::string>& arguments, std::ostream& ou
   if (app_.got_subcommand("compare")) return compare_command(compare_, out);
   if (app_.got_subcommand("verify")) return verify_command(verify_path_, out, err);
   if (app_.got_subcommand("bench")) return run_bench(arguments, out, err);
-  for (const char* command : {"submit", "status", "tail", "cancel"}) {
-    if (app_.got_subcommand(command)) return run_slurm(out, err);
-  }
+  if (app_.got_subcommand("submit")) return submit_command(submit_, out, err);
+  if (app_.got_subcommand("status")) return status_command(status_, out, err);
+  if (app_.got_subcommand("tail")) return tail_command(tail_, out, err);
+  if (app_.got_subcommand("cancel")) return cancel_command(cancel_run_, out, err);
   CLI::App* config = app_.get_subcommand("config");
   if (config->got_subcommand("print"))
     return config_print_command(config_file_, config_settings_, out, err);

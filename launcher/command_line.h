@@ -58,9 +58,8 @@ class CommandLine {
   void add_compare();
   void add_verify();
   void add_config();
-  void add_submit();  // this and the next two: slurm/command_line.cpp
+  void add_submit();  // this and the next: slurm/command_line.cpp
   void add_looks();
-  int run_slurm(std::ostream& out, std::ostream& err);
   void add_bench();  // this and the next two: bench/command_line.cpp
   void add_bench_attention(CLI::App& bench);
   int run_bench(const std::vector<std::string>& arguments, std::ostream& out, std::ostream& err);

@@ -70,11 +70,4 @@ void CommandLine::add_looks() {
   cancel->add_option("RUN", cancel_run_, "run folder, or the folder of a sweep")->required();
 }
 
-int CommandLine::run_slurm(std::ostream& out, std::ostream& err) {
-  if (app_.got_subcommand("submit")) return submit_command(submit_, out, err);
-  if (app_.got_subcommand("status")) return status_command(status_, out, err);
-  if (app_.got_subcommand("tail")) return tail_command(tail_, out, err);
-  return cancel_command(cancel_run_, out, err);
-}
-
 }  // namespace birkhoff
