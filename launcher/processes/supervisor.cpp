@@ -23,6 +23,7 @@
 #include "cluster/base/cpu.h"
 #include "cluster/base/error.h"
 #include "cluster/base/files/file.h"
+#include "launcher/commands.h"
 #include "launcher/processes/shared_memory_folder.h"
 
 namespace birkhoff {
