@@ -82,10 +82,10 @@ class HeldOut {
   bool is_given_ = false;  // the fraction
 };
 
-// Sets the paths and fractions in `options` from PATH, --train, --valid and --test together. A value
-// of --valid or --test that reads as a number is a fraction, and the values after it are PATHs
-// again. Error(kUsage) if values do not fit together. Returns notes about values that the user may
-// have meant differently.
+// Sets the paths and fractions in `options` from PATH, --train, --valid and --test together. A
+// value of --valid or --test that reads as a number is a fraction, and the values after it are
+// PATHs again. Error(kUsage) if values do not fit together. Returns notes about values that the
+// user may have meant differently.
 std::vector<std::string> set_texts(const std::vector<PrepareArguments::Text>& texts,
                                    PrepareOptions& options) {
   std::vector<std::string> notes, positional;

@@ -29,8 +29,8 @@ struct SlurmJob {
   std::vector<std::string> end_steps(std::size_t wanted) const;
 };
 
-// The time at which Slurm will end this process's job. A thread asks Slurm every few minutes, because
-// the time can be changed.
+// The time at which Slurm will end this process's job. A thread asks Slurm every few minutes,
+// because the time can be changed.
 class TimeLimit {
  public:
   // Does nothing outside a Slurm job.

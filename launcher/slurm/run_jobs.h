@@ -31,7 +31,8 @@ struct RunJobs {
 };
 // The jobs that were submitted for a run, if any.
 RunJobs known_jobs(const std::filesystem::path& run);
-// The same, but Error(kUsage) if the path is neither a run's folder nor one that runs were submitted for.
+// The same, but Error(kUsage) if the path is neither a run's folder nor one that runs were
+// submitted for.
 RunJobs jobs_of(const std::filesystem::path& run);
 
 // The folders of runs that `run` stands for: itself or, if it is the folder of a sweep, those of

@@ -32,8 +32,8 @@ inline constexpr std::string_view kDivergedPrefix = "diverged-";
 
 // "step-00000042"; at least 8 digits, so that names sort like steps.
 std::string step_name(std::int64_t step);
-// Renames to `name` in the same folder or, if that exists, to `name`-K with the first K >= 2 that is
-// free. Returns the new path.
+// Renames to `name` in the same folder or, if that exists, to `name`-K with the first K >= 2 that
+// is free. Returns the new path.
 std::filesystem::path rename_to_free(const std::filesystem::path& path, const std::string& name);
 
 // XXH3-128 of a file's first bytes, as a manifest has it of the whole file.
