@@ -108,10 +108,6 @@ std::unique_ptr<Evaluator> evaluator_of_run(const Task& task, const configs::Eva
   return evaluator;
 }
 
-WatchdogLimits make_limits(const configs::Watchdog& config) {
-  return {config.seconds(), config.steps(), config.patient_seconds()};
-}
-
 // What the run's history calls this job.
 std::string job_id(const RunHooks& hooks, const World& world) {
   if (!hooks.job_id.empty()) return hooks.job_id;
@@ -232,8 +228,9 @@ Outcome run_logged(const configs::Config& config, const RunPaths& paths, bool fr
   ProcessGroup& group = mesh.data();
   const std::string id = job_id(hooks, world);
   Activity activity;
+  const configs::Watchdog& watchdog = config.watchdog();
   const Heartbeat heartbeat(
-      world.group(), make_limits(config.watchdog()),
+      world.group(), {watchdog.seconds(), watchdog.steps(), watchdog.patient_seconds()},
       [&] {
         return make_status(world, activity, {&world.group(), &group});
       },

@@ -225,11 +225,12 @@ class ConsistencyCheck {
       config_error(places_, "train.precision",
                    "fp64 needs device: cpu; on a GPU use fp32, or bf16 with fp32 parameters");
     }
-    if (train.zero_stage() > 0 && !optimizer_message().options().GetExtension(configs::slices)) {
+    if (train.zero_stage() > 0 &&
+        !optimizer().message_type()->options().GetExtension(configs::slices)) {
       config_error(places_, "train.zero_stage",
                    "must be 0 with train.optimizer.{}, whose state cannot be split into slices; "
                    "use train.optimizer.adamw, or leave zero_stage out",
-                   optimizer_name());
+                   optimizer().name());
     }
     if (train.cuda_graph()) check_cuda_graph();
     const auto& schedule = train.schedule();
@@ -261,10 +262,6 @@ class ConsistencyCheck {
     return *optimizer.GetReflection()->GetOneofFieldDescriptor(
         optimizer, optimizer.GetDescriptor()->oneof_decl(0));
   }
-  const google::protobuf::Descriptor& optimizer_message() const {
-    return *optimizer().message_type();
-  }
-  const std::string& optimizer_name() const { return optimizer().name(); }
 
   // A graph replays the same launches in every step.
   void check_cuda_graph() const {
@@ -272,12 +269,12 @@ class ConsistencyCheck {
     if (config_.device() != configs::Config::cuda) {
       config_error(places_, "train.cuda_graph", "needs device: cuda; leave it out on CPUs");
     }
-    if (!optimizer_message().options().GetExtension(configs::device_scalars)) {
+    if (!optimizer().message_type()->options().GetExtension(configs::device_scalars)) {
       config_error(
           places_, "train.cuda_graph",
           "must be false with train.optimizer.{}, whose update reads its rates from the host; "
           "use train.optimizer.adamw, or leave cuda_graph out",
-          optimizer_name());
+          optimizer().name());
     }
     if (train.invariant().shards() > 0) {
       config_error(
