@@ -79,7 +79,7 @@ configs::Site load_site(const std::filesystem::path& file) {
   check_entries(site.environment(), "environment", places, "must be NAME=value", is_assignment);
   // `module load` would read "-x" as an option.
   check_entries(site.modules(), "modules", places, "is not the name of a module",
-                [](const std::string& name) { return !name.empty() && name[0] != '-'; });
+                [](const std::string& module) { return !module.empty() && module[0] != '-'; });
   check_entries(site.sbatch(), "sbatch", places, "must be an option of sbatch: \"--mem=0\"",
                 [](const std::string& option) { return option.starts_with('-'); });
   check_excluded(site, places);
