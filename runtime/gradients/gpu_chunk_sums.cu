@@ -63,8 +63,8 @@ void launch_chunk_sums(const ChunkSumsParams& params, cudaStream_t stream) {
   if (params.num_tensors == 0) return;
   constexpr std::int64_t kChunksOfBlock = kThreads / kLanes;
   const std::int64_t num_chunks = params.tensors[params.num_tensors - 1].end;
-  const auto grid = static_cast<unsigned>((num_chunks + kChunksOfBlock - 1) / kChunksOfBlock);
-  launch({.grid = dim3(grid), .block = dim3(kThreads), .stream = stream},
+  const std::int64_t blocks = (num_chunks + kChunksOfBlock - 1) / kChunksOfBlock;
+  launch({.blocks = blocks, .threads = kThreads, .stream = stream},
          params.dtype == KernelDtype::kBFloat16 ? chunk_sums_kernel<__nv_bfloat16>
                                                 : chunk_sums_kernel<float>,
          params);

@@ -45,12 +45,18 @@ class BlockMixFew : BlockMixBody<Thread> {
   using Sums = float[2 * kTiles][4];
 
  public:
-  // Blocks of threads of a multiprocessor, for the compiler's choice of registers.
-  static constexpr int kBlocks = kBackward ? 2 : kRows == 64 ? 4 : 8;
-  static constexpr int kBytes = static_cast<int>(kStages + (kBackward ? 2 : 1) * kStageBytes);
+  static constexpr int kThreadBlocks = kBackward ? 2 : kRows == 64 ? 4 : 8;
+  static constexpr int kSharedBytes = kStages + (kBackward ? 2 : 1) * kStageBytes;
   static_assert(4 * kRows * kRows * kColumnWarps <= 2 * kStageBytes || !kBackward);
 
   using Body::Body;
+  using Body::kThreads;
+
+  // The number of blocks of threads.
+  static std::int64_t num_tasks(const BlockMixParams& p) {
+    const int parts = kBackward ? p.parts : p.num_tensors * Shape::slabs(p, kSlab);
+    return std::int64_t{p.batch} * p.heads * parts;
+  }
 
   // The order of the blocks of threads: by part of the slabs, then head and batch.
   BIRKHOFF_DEVICE void run() {
@@ -244,5 +250,27 @@ class BlockMixFew : BlockMixBody<Thread> {
     return kSums + static_cast<std::uint32_t>(4 * ((share * kRows + u) * kRows + v));
   }
 };
+
+// Calls run.operator()<Kernel>(bytes of shared memory) for each kernel of a pass, to launch it or
+// to emulate it on the CPU.
+template <typename Thread, bool kBackward, typename Run>
+void for_each_mix_kernel(const BlockMixParams& p, const Run& run) {
+  if (p.blocks <= BlockMixShape::kFewBlocks) {
+    const auto run_few = [&]<int kRows>() {
+      using Few = BlockMixFew<Thread, kBackward, kRows>;
+      run.template operator()<Few>(Few::kSharedBytes);
+    };
+    const int rows = BlockMixShape::few_rows(p.blocks);
+    if (rows == 16) return run_few.template operator()<16>();
+    if (rows == 32) return run_few.template operator()<32>();
+    return run_few.template operator()<64>();
+  }
+  using Rows = BlockMixRows<Thread, kBackward>;
+  run.template operator()<Rows>(Rows::shared_bytes(p.blocks));
+  if constexpr (kBackward) {
+    using Weights = BlockMixWeights<Thread>;
+    run.template operator()<Weights>(Weights::kSharedBytes);
+  }
+}
 
 }  // namespace birkhoff

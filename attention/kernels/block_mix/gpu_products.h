@@ -39,12 +39,6 @@ struct BlockMixShape {
   static constexpr int kTile = kTileRows;              // rows and columns of other tiles
   static constexpr int kFewBlocks = 64;                // of gpu_few_blocks.h
   static constexpr int kTileBytes = 2 * kTile * kTile;
-  static constexpr int kWeightsBytes = 4 * kTileBytes;  // of BlockMixWeights
-
-  static constexpr int rows_bytes(int blocks) {
-    return 2 * kTileBytes + (blocks + 15) / 16 * 16 * kSlab * 2;
-  }
-  static_assert(2 * kTileBytes + BlockMixParams::kMaxBlocks * kSlab * 2 <= 163 * 1024);  // sm_80
 
   BIRKHOFF_HOST_DEVICE static constexpr int tiles(int blocks) {
     return (blocks + kTile - 1) / kTile;
@@ -53,17 +47,9 @@ struct BlockMixShape {
   BIRKHOFF_HOST_DEVICE static int slabs(const BlockMixParams& p, int width) {
     return (p.block * p.head_dim + width - 1) / width;
   }
-  static std::int64_t rows_tasks(const BlockMixParams& p) {
-    return p.num_tensors * std::int64_t{p.batch} * p.heads * slabs(p, kSlab);
-  }
   // gpu_few_blocks.h: rows that hold so few blocks, and columns of a slab with that many rows.
   static constexpr int few_rows(int blocks) { return blocks <= 16 ? 16 : blocks <= 32 ? 32 : 64; }
   BIRKHOFF_HOST_DEVICE static constexpr int few_columns(int rows) { return 8192 / rows; }
-  static std::int64_t few_tasks(const BlockMixParams& p, bool backward) {
-    const int parts =
-        backward ? p.parts : p.num_tensors * slabs(p, few_columns(few_rows(p.blocks)));
-    return std::int64_t{p.batch} * p.heads * parts;
-  }
   // The number of parts of the sum of d_w, which depends only on the shape. Each part costs a write
   // and a read of N x N numbers, so a part of many blocks has at least 32 of the kernel's steps.
   // More parts than fill an H100 gain nothing; it runs two blocks of threads of few blocks on a
@@ -77,9 +63,6 @@ struct BlockMixShape {
                        enough = tasks < 1 ? 1 : (few ? 256 : 512) / tasks;
     const std::int64_t parts = enough < most ? enough : most;
     return static_cast<int>(parts < 1 ? 1 : parts);
-  }
-  static std::int64_t weights_tasks(const BlockMixParams& p) {
-    return std::int64_t{p.batch} * p.heads * p.parts * tiles(p.blocks) * tiles(p.blocks);
   }
 };
 
@@ -125,6 +108,8 @@ class MixTiles {
 template <typename Thread>
 class BlockMixBody {
  public:
+  static constexpr int kThreads = BlockMixShape::kThreads;
+
   BIRKHOFF_DEVICE BlockMixBody(const Thread& thread, const BlockMixParams& p)
       : thread_(thread), p_(p), lane_(thread.index() % 32), warp_(thread.index() / 32) {}
 
@@ -181,10 +166,19 @@ class BlockMixRows : BlockMixBody<Thread> {
   using Sums = float[kTile / 16][kWarpGroups][4];
 
  public:
-  // Blocks of threads of a multiprocessor, for the compiler's choice of registers.
-  static constexpr int kBlocks = 1;
+  static constexpr int kThreadBlocks = 1;
 
   using Body::Body;
+  using Body::kThreads;
+
+  // The number of blocks of threads.
+  static std::int64_t num_tasks(const BlockMixParams& p) {
+    return p.num_tensors * std::int64_t{p.batch} * p.heads * Shape::slabs(p, kSlab);
+  }
+  static constexpr int shared_bytes(int blocks) {
+    return 2 * Shape::kTileBytes + (blocks + 15) / 16 * 16 * kSlab * 2;
+  }
+  static_assert(shared_bytes(BlockMixParams::kMaxBlocks) <= 163 * 1024);  // sm_80
 
   // The order of the blocks of threads: by slab, then head, batch and tensor.
   BIRKHOFF_DEVICE void run() {
@@ -378,9 +372,17 @@ class BlockMixWeights : BlockMixBody<Thread> {
   using Sums = float[kTile / 8][4];
 
  public:
-  static constexpr int kBlocks = 1;  // as in BlockMixRows
+  static constexpr int kThreadBlocks = 1;
+  static constexpr int kSharedBytes = 4 * Shape::kTileBytes;
 
   using Body::Body;
+  using Body::kThreads;
+
+  // The number of blocks of threads.
+  static std::int64_t num_tasks(const BlockMixParams& p) {
+    return std::int64_t{p.batch} * p.heads * p.parts * Shape::tiles(p.blocks) *
+           Shape::tiles(p.blocks);
+  }
 
   // The order of the blocks of threads: by tile of d_w, then part of the columns, head and batch.
   BIRKHOFF_DEVICE void run() {

@@ -317,7 +317,7 @@ void launch_cluster_rows(const ClusterRowsParams& params, cudaStream_t stream) {
   const int chunk = params.keys == nullptr ? shape.clusters : ClusterRowsParams::kChunk;
   for (int begin = 0; begin < shape.clusters; begin += chunk) {
     const int count = std::min(chunk, shape.clusters - begin);
-    with_row_type(shape.dtype, [&]<typename T>() {
+    with_element_type(shape.dtype, [&]<typename T>() {
       const auto bytes_for = [&](int rows) { return score_bytes(shape.head_dim, rows); };
       const auto with_rows = [&]<int kRows>() {
         launch_tiles<kRows>(&scores_kernel<T, kRows>, heads, shape.rows, bytes_for(kRows), stream,
@@ -327,14 +327,13 @@ void launch_cluster_rows(const ClusterRowsParams& params, cudaStream_t stream) {
       with_rows.template operator()<kFewRows>();
     });
     if (params.keys == nullptr) continue;
-    launch({.grid = dim3(static_cast<unsigned>((heads * count * params.num_documents + kWarps - 1) /
-                                               kWarps)),
-            .block = dim3(kThreads),
+    launch({.blocks = (heads * count * params.num_documents + kWarps - 1) / kWarps,
+            .threads = kThreads,
             .stream = stream},
            &nearest_kernel, params, begin, count);
   }
-  launch({.grid = dim3(static_cast<unsigned>(heads)),
-          .block = dim3(kThreads),
+  launch({.blocks = heads,
+          .threads = kThreads,
           .stream = stream,
           .shared_bytes = sizeof(float) * kWarps},
          &distances_kernel, params);
@@ -343,9 +342,9 @@ void launch_cluster_rows(const ClusterRowsParams& params, cudaStream_t stream) {
 void launch_cluster_gradients(const ClusterGradientParams& params, cudaStream_t stream) {
   const std::int64_t rows =
       std::int64_t{params.shape.batch} * params.shape.heads * params.shape.rows;
-  with_row_type(params.shape.dtype, [&]<typename T>() {
-    launch({.grid = dim3(static_cast<unsigned>((rows + kRowsOfBlock - 1) / kRowsOfBlock)),
-            .block = dim3(kTeamThreads),
+  with_element_type(params.shape.dtype, [&]<typename T>() {
+    launch({.blocks = (rows + kRowsOfBlock - 1) / kRowsOfBlock,
+            .threads = kTeamThreads,
             .stream = stream},
            &gradients_kernel<T>, params);
   });
@@ -353,10 +352,10 @@ void launch_cluster_gradients(const ClusterGradientParams& params, cudaStream_t 
 
 void launch_cluster_sums(const ClusterSumsParams& params, cudaStream_t stream) {
   const ClusterShape& shape = params.shape;
-  with_row_type(shape.dtype, [&]<typename T>() {
+  with_element_type(shape.dtype, [&]<typename T>() {
     launch(
-        {.grid = dim3(static_cast<unsigned>(shape.batch * shape.heads * shape.clusters)),
-         .block = dim3(kThreads),
+        {.blocks = shape.batch * shape.heads * shape.clusters,
+         .threads = kThreads,
          .stream = stream,
          .shared_bytes = sizeof(float) * static_cast<std::size_t>(kWarps * (shape.head_dim + 1))},
         &sums_kernel<T>, params);

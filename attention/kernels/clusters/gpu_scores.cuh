@@ -151,23 +151,11 @@ template <int kRows, typename... Parameters, typename... Arguments>
 void launch_tiles(void (*kernel)(Parameters...), std::int64_t heads, int rows, std::size_t bytes,
                   cudaStream_t stream, const Arguments&... arguments) {
   constexpr int kCount = OwnRows<kRows>::kCount;
-  cuda_check(
-      cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel),
-                           cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes)),
-      "cudaFuncSetAttribute");
-  launch({.grid = dim3(static_cast<unsigned>(heads * ((rows + kCount - 1) / kCount))),
-          .block = dim3(kThreads),
+  launch({.blocks = heads * ((rows + kCount - 1) / kCount),
+          .threads = kThreads,
           .stream = stream,
           .shared_bytes = bytes},
          kernel, arguments...);
-}
-
-// Calls f<T>() with the number type of rows.
-template <typename Function>
-void with_row_type(KernelDtype dtype, Function f) {
-  if (dtype == KernelDtype::kBFloat16) return f.template operator()<__nv_bfloat16>();
-  if (dtype == KernelDtype::kHalf) return f.template operator()<__half>();
-  f.template operator()<float>();
 }
 
 }  // namespace

@@ -95,21 +95,14 @@ __global__ void __launch_bounds__(kGroupThreads)
 }  // namespace
 
 void launch_counting_sort(const CountingSortParams& params, cudaStream_t stream) {
-  if (params.heads == 0) return;
   const std::size_t of_sums = sizeof(int) * (kGroupThreads + kGroupWarps),
                     of_warp = bytes_of_warp(params);
   const int warps =
       static_cast<int>(std::clamp<std::size_t>((kMaxBytes - of_sums) / of_warp, 1, kGroupWarps));
   const std::size_t bytes = of_sums + static_cast<std::size_t>(warps) * of_warp;
-  cuda_check(
-      cudaFuncSetAttribute(reinterpret_cast<const void*>(&groups_kernel),
-                           cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes)),
-      "cudaFuncSetAttribute");
-  launch({.grid = dim3(static_cast<unsigned>(params.heads)),
-          .block = dim3(kGroupThreads),
-          .stream = stream,
-          .shared_bytes = bytes},
-         &groups_kernel, params, warps);
+  launch(
+      {.blocks = params.heads, .threads = kGroupThreads, .stream = stream, .shared_bytes = bytes},
+      &groups_kernel, params, warps);
 }
 
 }  // namespace birkhoff

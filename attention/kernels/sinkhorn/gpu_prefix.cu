@@ -317,24 +317,15 @@ __global__ void __launch_bounds__(kThreads, 2) prefix_scores_kernel(const Balanc
 template <typename Params>
 void launch_blocks(void (*kernel)(Params), std::int64_t blocks, const Params& params,
                    std::size_t shared_bytes, cudaStream_t stream) {
-  launch({.grid = dim3(static_cast<unsigned>(blocks)),
-          .block = dim3(kThreads),
-          .stream = stream,
-          .shared_bytes = shared_bytes},
+  launch({.blocks = blocks, .threads = kThreads, .stream = stream, .shared_bytes = shared_bytes},
          kernel, params);
 }
 
-// Like launch_blocks, for panels, which may need more shared memory than a kernel gets by default.
 template <int kGroups, typename Params>
 void launch_panels(void (*kernel)(Params), const BalanceParams& p, const Params& params,
                    cudaStream_t stream) {
-  const std::size_t shared_bytes = Panel<kGroups>::shared_bytes(p.rows);
-  cuda_check(cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel),
-                                  cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                  static_cast<int>(shared_bytes)),
-             "cudaFuncSetAttribute");
-  launch_blocks(kernel, p.matrices * Panel<kGroups>::num_panels(p.results), params, shared_bytes,
-                stream);
+  launch_blocks(kernel, p.matrices * Panel<kGroups>::num_panels(p.results), params,
+                Panel<kGroups>::shared_bytes(p.rows), stream);
 }
 
 // Calls use<kGroups>().

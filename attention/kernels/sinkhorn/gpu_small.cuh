@@ -53,6 +53,7 @@ struct SmallMatrix {
   static constexpr int kLanes = kSize / (4 * kGroups);  // neighbors that share a line
   static constexpr int kThreads = kSize * kLanes;
   static constexpr int kBlocks = kSize == 64 ? 2 : 1;  // of a multiprocessor, at least
+  static constexpr bool kCompletes = true;             // write_d_scores() leaves nothing to do
   static constexpr int kStride = kSize + 1;            // of the matrix in shared memory
   // The log domain's shared memory fits in the matrix's.
   using LogDomain =

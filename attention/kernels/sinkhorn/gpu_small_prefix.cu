@@ -260,10 +260,7 @@ __global__ void __launch_bounds__(kThreads, 2) prefix_scores_kernel(const Balanc
 template <typename Params>
 void launch_blocks(void (*kernel)(Params), std::int64_t blocks, const Params& params,
                    std::size_t shared_bytes, cudaStream_t stream) {
-  launch({.grid = dim3(static_cast<unsigned>(blocks)),
-          .block = dim3(kThreads),
-          .stream = stream,
-          .shared_bytes = shared_bytes},
+  launch({.blocks = blocks, .threads = kThreads, .stream = stream, .shared_bytes = shared_bytes},
          kernel, params);
 }
 

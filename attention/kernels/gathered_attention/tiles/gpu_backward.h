@@ -30,8 +30,16 @@ class GatheredTilesQueries : GatheredTilesBody<Thread, kHeadDim> {
   using Body::p_;
   using Body::thread_;
 
+  // Shared memory: q and d_out; k, v and the keys' ranges of each stage.
+  static constexpr std::uint32_t kQ = 0, kDOut = Shape::kRowsBytes, kStages = 2 * kDOut;
+
  public:
+  static constexpr int kThreadBlocks = kHeadDim == 64 ? 3 : 1;
+  static constexpr int kSharedBytes = kStages + Shape::kBackwardStages * Shape::kPairBytes;
+  static_assert(kSharedBytes <= Shape::kMaxBytes);
+
   using Body::Body;
+  using Body::kThreads;
 
   // The number of thread blocks.
   static std::int64_t num_tasks(const GatheredParams& p) {
@@ -85,9 +93,8 @@ class GatheredTilesQueries : GatheredTilesBody<Thread, kHeadDim> {
   }
 
  private:
-  static constexpr std::uint32_t kQ = 0, kDOut = Shape::kRowsBytes;
   static BIRKHOFF_DEVICE std::uint32_t k_tile(int stage) {
-    return 2 * Shape::kRowsBytes + stage * Shape::kStageBytes;
+    return kStages + stage * Shape::kPairBytes;
   }
 };
 
@@ -104,8 +111,18 @@ class GatheredTilesKeys : GatheredTilesBody<Thread, kHeadDim> {
   using Body::p_;
   using Body::thread_;
 
+  // Shared memory: k and v; q, d_out, the queries' ranges, maximum, inverse sum and delta of each
+  // stage.
+  static constexpr std::uint32_t kK = 0, kV = Shape::kRowsBytes, kStages = 2 * kV,
+                                 kStageBytes = Shape::kPairBytes + 3 * Shape::kNumbersBytes;
+
  public:
+  static constexpr int kThreadBlocks = kHeadDim == 64 ? 2 : 1;
+  static constexpr int kSharedBytes = kStages + Shape::kBackwardStages * kStageBytes;
+  static_assert(kSharedBytes <= Shape::kMaxBytes);
+
   using Body::Body;
+  using Body::kThreads;
 
   // The number of thread blocks.
   static std::int64_t num_tasks(const GatheredParams& p) {
@@ -144,10 +161,7 @@ class GatheredTilesKeys : GatheredTilesBody<Thread, kHeadDim> {
   }
 
  private:
-  static constexpr std::uint32_t kK = 0, kV = Shape::kRowsBytes;
-  static BIRKHOFF_DEVICE std::uint32_t q_tile(int stage) {
-    return 2 * Shape::kRowsBytes + stage * Shape::kKeysStageBytes;
-  }
+  static BIRKHOFF_DEVICE std::uint32_t q_tile(int stage) { return kStages + stage * kStageBytes; }
   static BIRKHOFF_DEVICE std::uint32_t numbers(int stage) {
     return Body::ranges_of(q_tile(stage)) + Shape::kRangesBytes;
   }

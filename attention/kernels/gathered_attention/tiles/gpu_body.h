@@ -128,26 +128,11 @@ class MetTiles {
   PositionRange ranges_[2];  // of the slots first + lane and first + lane + 32
 };
 
-// Thread blocks of the kernels for head dims up to kHeadDim, and their shared memory.
 template <int kHeadDim>
 struct GatheredTilesShape : GpuTileShape<kHeadDim> {
-  using Tile = GpuTileShape<kHeadDim>;
-  // Thread blocks of a multiprocessor, as in BlockAttentionShape.
-  static constexpr int kForwardBlocks = kHeadDim == 64 ? 3 : 1;
-  static constexpr int kQueriesBlocks = kHeadDim == 64 ? 3 : 1;
-  static constexpr int kKeysBlocks = kHeadDim == 64 ? 2 : 1;
-
+  // Bytes of the ranges of a tile's slots, and of two tiles of rows with the ranges of one of them.
   static constexpr int kRangesBytes = kTileRows * static_cast<int>(sizeof(PositionRange));
-  // q; k, v and the keys' ranges of each stage.
-  static constexpr int kStageBytes = 2 * Tile::kRowsBytes + kRangesBytes;
-  static constexpr int kForwardBytes = Tile::kRowsBytes + Tile::kForwardStages * kStageBytes;
-  // q and d_out; k, v and the keys' ranges of each stage.
-  static constexpr int kQueriesBytes = 2 * Tile::kRowsBytes + Tile::kBackwardStages * kStageBytes;
-  // k and v; q, d_out, the queries' ranges, maximum, inverse sum and delta of each stage.
-  static constexpr int kKeysStageBytes = kStageBytes + 3 * Tile::kNumbersBytes;
-  static constexpr int kKeysBytes = 2 * Tile::kRowsBytes + Tile::kBackwardStages * kKeysStageBytes;
-  static_assert(kForwardBytes <= Tile::kMaxBytes && kQueriesBytes <= Tile::kMaxBytes &&
-                kKeysBytes <= Tile::kMaxBytes);
+  static constexpr int kPairBytes = 2 * GpuTileShape<kHeadDim>::kRowsBytes + kRangesBytes;
 };
 
 template <typename Thread, int kHeadDim>
@@ -156,6 +141,8 @@ class GatheredTilesBody : protected TileBody<Thread, kHeadDim> {
   using Shape = GatheredTilesShape<kHeadDim>;
 
  public:
+  static constexpr int kThreads = Shape::kThreads;
+
   BIRKHOFF_DEVICE GatheredTilesBody(const Thread& thread, const GatheredParams& p)
       : TileBody<Thread, kHeadDim>(thread, thread.index() / 32 / (kTileRows / 16)), p_(p) {}
 

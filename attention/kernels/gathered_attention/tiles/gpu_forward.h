@@ -28,8 +28,16 @@ class GatheredTilesForward : GatheredTilesBody<Thread, kHeadDim> {
   using Body::p_;
   using Body::thread_;
 
+  // Shared memory: q; k, v and the keys' ranges of each stage.
+  static constexpr std::uint32_t kQ = 0, kStages = Shape::kRowsBytes;
+
  public:
+  static constexpr int kThreadBlocks = kHeadDim == 64 ? 3 : 1;
+  static constexpr int kSharedBytes = kStages + Shape::kForwardStages * Shape::kPairBytes;
+  static_assert(kSharedBytes <= Shape::kMaxBytes);
+
   using Body::Body;
+  using Body::kThreads;
 
   // The number of thread blocks.
   static std::int64_t num_tasks(const GatheredParams& p) {
@@ -63,9 +71,8 @@ class GatheredTilesForward : GatheredTilesBody<Thread, kHeadDim> {
   }
 
  private:
-  static constexpr std::uint32_t kQ = 0;
   static BIRKHOFF_DEVICE std::uint32_t k_tile(int stage) {
-    return Shape::kRowsBytes + stage * Shape::kStageBytes;
+    return kStages + stage * Shape::kPairBytes;
   }
   BIRKHOFF_DEVICE void finish(const Columns& out, const float (&maximum)[2], const float (&sum)[2],
                               GpuHead head, int first, int count) const {

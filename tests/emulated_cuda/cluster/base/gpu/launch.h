@@ -28,8 +28,6 @@
 struct CUstream_st;
 using cudaStream_t = CUstream_st*;
 enum cudaError_t { cudaSuccess, cudaErrorInvalidValue };
-enum cudaDeviceAttr { cudaDevAttrMaxSharedMemoryPerBlockOptin };
-enum cudaFuncAttribute { cudaFuncAttributeMaxDynamicSharedMemorySize };
 struct alignas(8) float2 {
   float x, y;
 };
@@ -41,11 +39,6 @@ namespace birkhoff::emulated {
 
 inline constexpr int kWarp = 32;
 inline constexpr std::size_t kStackBytes = 1 << 16;
-
-struct Dim3 {
-  unsigned x = 1, y = 1, z = 1;
-  explicit Dim3(unsigned new_x) : x(new_x) {}
-};
 
 // Those who wait until all are there. A thread that has returned is waited for no more.
 struct Barrier {
@@ -170,7 +163,6 @@ void read_lanes(T value, Use use) {
 
 }  // namespace birkhoff::emulated
 
-using dim3 = birkhoff::emulated::Dim3;
 #define threadIdx (birkhoff::emulated::thread_index())
 #define blockIdx (birkhoff::emulated::block_index())
 #define __syncthreads() birkhoff::emulated::wait(birkhoff::emulated::machine.block_barrier)
@@ -212,27 +204,19 @@ inline unsigned __float_as_uint(float x) {
 using std::max;
 using std::min;
 
-inline cudaError_t cudaGetDevice(int* device) {
-  *device = 0;
-  return cudaSuccess;
-}
-inline cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr, int) {
-  *value = birkhoff::emulated::machine.shared_limit;
-  return cudaSuccess;
-}
-inline cudaError_t cudaFuncSetAttribute(const void*, cudaFuncAttribute, int bytes) {
-  return bytes <= birkhoff::emulated::machine.shared_limit ? cudaSuccess
-                                                           : (std::abort(), cudaSuccess);
-}
-
 namespace birkhoff {
 
 inline void cuda_check(cudaError_t status, const char*) {
   if (status != cudaSuccess) std::abort();
 }
 
+inline std::size_t most_shared_bytes() {
+  return static_cast<std::size_t>(emulated::machine.shared_limit);
+}
+
 struct LaunchShape {
-  dim3 grid, block;
+  std::int64_t blocks;
+  int threads;
   cudaStream_t stream;
   std::size_t shared_bytes = 0;
 };
@@ -240,11 +224,11 @@ struct LaunchShape {
 template <typename... Parameters, typename... Arguments>
 void launch(const LaunchShape& shape, void (*kernel)(Parameters...), Arguments&&... arguments) {
   emulated::Machine& machine = emulated::machine;
-  if (shape.grid.x == 0 || shape.block.x == 0 || shape.block.x > 1024) std::abort();
-  if (shape.shared_bytes > static_cast<std::size_t>(machine.shared_limit)) std::abort();
-  machine.block_size = shape.block.x;
+  if (shape.blocks < 0 || shape.threads <= 0 || shape.threads > 1024) std::abort();
+  if (shape.shared_bytes > most_shared_bytes()) std::abort();
+  machine.block_size = static_cast<unsigned>(shape.threads);
   machine.body = [&] { kernel(arguments...); };
-  for (unsigned b = 0; b < shape.grid.x; ++b) {
+  for (unsigned b = 0; b < shape.blocks; ++b) {
     machine.block = b;
     emulated::run_block();
   }
