@@ -114,7 +114,8 @@ __global__ void __launch_bounds__(kThreads, kRows == kManyRows ? 2 : 4)
   for (int first = begin; first < end; first += kVectors) {
     const int count = min(kVectors, end - first);
     __syncthreads();
-    centroids.load(p.centroids + (own.head.h * p.shape.clusters + first) * D, D, count, D);
+    centroids.load(p.centroids + (std::int64_t{own.head.h} * p.shape.clusters + first) * D, D,
+                   count, D);
     __syncthreads();
     float products[kRows][kPairs];
     multiply<kRows>(x, centroids, count, D, products);
@@ -228,13 +229,13 @@ __global__ void __launch_bounds__(kTeamThreads) gradients_kernel(const ClusterGr
   const TeamNumber own(static_cast<unsigned>(shape.batch * shape.heads) *
                        static_cast<unsigned>(shape.rows));
   const int entry = own.number, of_all = entry / shape.rows, row = entry - of_all * shape.rows;
-  const HeadOfSample head{of_all / shape.heads, of_all % shape.heads};
+  const GpuHead head{of_all / shape.heads, of_all % shape.heads};
   const std::int32_t cluster = p.cluster[entry];
   const float factor = p.d_distance == nullptr || cluster < 0
                            ? 0.0f
                            : 2 * p.d_distance[head.b * shape.heads + head.h];
   const float* const centroid =
-      p.centroids + (head.h * shape.clusters + max(cluster, 0)) * shape.head_dim;
+      p.centroids + (std::int64_t{head.h} * shape.clusters + max(cluster, 0)) * shape.head_dim;
   const T* const unit = row_of<const T>(p.unit, head, row);
   const T* const d_unit = p.d_unit.data == nullptr ? nullptr : row_of<const T>(p.d_unit, head, row);
   T* const d_x = row_of<T>(p.d_x, head, row);

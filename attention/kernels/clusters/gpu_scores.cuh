@@ -33,28 +33,18 @@ __device__ inline float warp_sum(float x) {
   return x;
 }
 
-struct HeadOfSample {
-  std::int64_t b, h;
-};
-
-template <typename T>
-__device__ inline T* row_of(const RowsParams& x, HeadOfSample head, std::int64_t row) {
-  return static_cast<T*>(x.data) + head.b * x.strides[0] + head.h * x.strides[1] +
-         row * x.strides[2];
-}
-
 // The kRows kWarp rows of a head that a block owns: tile after tile, head after head.
 template <int kRows>
 struct OwnRows {
   static constexpr int kCount = kRows * kWarp;
   std::int64_t number;  // index of the head in [B, H]
-  HeadOfSample head;
+  GpuHead head;
   int first, count;
 
   __device__ OwnRows(int heads, int rows) {
     const auto tiles = static_cast<unsigned>((rows + kCount - 1) / kCount);
     number = blockIdx.x / tiles;
-    head = {number / heads, number % heads};
+    head = {static_cast<int>(number / heads), static_cast<int>(number % heads)};
     first = static_cast<int>(blockIdx.x % tiles) * kCount;
     count = min(kCount, rows - first);
   }

@@ -48,14 +48,13 @@ struct RowTile {
   __device__ float* row(int i) const { return data + i * pitch; }
   // The rows of slots [first, end), as far as they fit; zeros after them. All threads call it.
   template <typename T>
-  __device__ void load(const GatheredRowsParams& x, GpuHead head, const GpuHeadLists& lists,
-                       int first, int end, int head_dim) const {
+  __device__ void load(const RowsParams& x, GpuHead head, const GpuHeadLists& lists, int first,
+                       int end, int head_dim) const {
     const int warp = static_cast<int>(threadIdx.x) / kWarp;
     const int lane = static_cast<int>(threadIdx.x) % kWarp;
     for (int i = warp; i < kTile; i += kWarps) {
       const bool exists = first + i < end;
-      const T* from = static_cast<const T*>(x.data) + head.b * x.strides[0] +
-                      head.h * x.strides[1] + (exists ? lists.row(first + i) * x.strides[2] : 0);
+      const T* from = row_of<const T>(x, head, exists ? lists.row(first + i) : 0);
       for (int d = lane; d < head_dim; d += kWarp) row(i)[d] = exists ? to_float(from[d]) : 0.0f;
     }
   }
