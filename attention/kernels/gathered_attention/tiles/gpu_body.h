@@ -147,15 +147,11 @@ class GatheredTilesBody : protected TileBody<Thread, kHeadDim> {
       : TileBody<Thread, kHeadDim>(thread, thread.index() / 32 / (kTileRows / 16)), p_(p) {}
 
  protected:
-  using typename Tile::Columns;
-  template <int kGroups>
-  using Pairs = typename Tile::template Pairs<kGroups>;
   using Tile::first_column_;
   using Tile::first_row_;
-  using Tile::kInfinity;
-  using Tile::kLog2E;
   using Tile::lane_;
   using Tile::thread_;
+  using typename Tile::Columns;
 
   const GatheredParams& p_;
 
@@ -196,13 +192,12 @@ class GatheredTilesBody : protected TileBody<Thread, kHeadDim> {
 
   // The rows of x at the slots [first, end), as far as they fit a tile; zeros after them. Called
   // by all threads; the rows have arrived after wait() and a barrier.
-  BIRKHOFF_DEVICE void load_rows(std::uint32_t tile, const GatheredRowsParams& x, GpuHead head,
+  BIRKHOFF_DEVICE void load_rows(std::uint32_t tile, const RowsParams& x, GpuHead head,
                                  const GpuHeadLists& lists, int first, int end) const {
     constexpr int kGroups = kHeadDim / 8, kRowsAtOnce = Shape::kThreads / kGroups;
     const int row = thread_.index() / kGroups, column = thread_.index() % kGroups * 8;
     if (column >= p_.head_dim) end = first;
-    const std::uint16_t* from = static_cast<const std::uint16_t*>(x.data) + head.b * x.strides[0] +
-                                head.h * x.strides[1] + column;
+    const std::uint16_t* from = row_of<const std::uint16_t>(x, head, 0) + column;
     const std::uint32_t to = tile + place_in_tile<kHeadDim>(row, column);
     static_assert(kRowsAtOnce % 8 == 0);
     BIRKHOFF_UNROLL_BY(4)
@@ -216,9 +211,8 @@ class GatheredTilesBody : protected TileBody<Thread, kHeadDim> {
 
   // The tile's rows of x and y at `to`, one tile after the other, then the ranges of its slots.
   template <bool kOwnsQueries>
-  BIRKHOFF_DEVICE void load_pair(std::uint32_t to, const GatheredRowsParams& x,
-                                 const GatheredRowsParams& y, GpuHead head,
-                                 const GpuHeadLists& lists,
+  BIRKHOFF_DEVICE void load_pair(std::uint32_t to, const RowsParams& x, const RowsParams& y,
+                                 GpuHead head, const GpuHeadLists& lists,
                                  const MetTiles<Thread, kOwnsQueries>& tiles) const {
     load_rows(to, x, head, lists, tiles.first(), tiles.end());
     load_rows(second_of(to), y, head, lists, tiles.first(), tiles.end());
@@ -290,7 +284,7 @@ class GatheredTilesBody : protected TileBody<Thread, kHeadDim> {
   // other. `own` are the ranges of this lane's rows; the columns' ranges were stored at `ranges`,
   // and the pairs start at `first_column`.
   template <int kGroups>
-  BIRKHOFF_DEVICE void take_logits(Pairs<kGroups>& s, const PositionRange (&own)[2],
+  BIRKHOFF_DEVICE void take_logits(LanePairs<kGroups>& s, const PositionRange (&own)[2],
                                    std::uint32_t ranges, int first_column) const {
     struct alignas(16) TwoRanges {
       PositionRange of[2];

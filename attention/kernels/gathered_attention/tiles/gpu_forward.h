@@ -19,11 +19,9 @@ template <typename Thread, int kHeadDim>
 class GatheredTilesForward : GatheredTilesBody<Thread, kHeadDim> {
   using Body = GatheredTilesBody<Thread, kHeadDim>;
   using typename Body::Columns;
-  using Pairs = typename Body::template Pairs<kTileRows / 8>;
+  using Pairs = LanePairs<kTileRows / 8>;
   using Shape = GatheredTilesShape<kHeadDim>;
   using Body::first_column_;
-  using Body::kInfinity;
-  using Body::kLog2E;
   using Body::lane_;
   using Body::p_;
   using Body::thread_;
