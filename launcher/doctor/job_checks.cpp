@@ -9,7 +9,6 @@
 #include "cluster/base/files/checksum.h"
 #include "cluster/base/files/file.h"
 #include "cluster/base/gpu/device.h"
-#include "cluster/base/gpu/gpu_identity.h"
 #include "cluster/base/slurm_environment.h"
 #include "cluster/base/text/plural.h"
 #include "configs/loader/config_io.h"
