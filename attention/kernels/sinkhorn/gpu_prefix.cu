@@ -70,42 +70,6 @@ __global__ void __launch_bounds__(kThreads) exponentials_kernel(const BalancePar
   to[kWarp + lane] = {x[4], x[5], x[6], x[7]};
 }
 
-// For solved prefixes, f of Vectors is a_ui and g is b_ui. Row u of d_scores becomes d.
-template <typename Panel>
-__global__ void __launch_bounds__(kThreads, 2)
-    prefix_vectors_kernel(const BalanceBackwardParams p) {
-  const BalanceParams& forward = p.problems;
-  const Panel panel(forward);
-  const int N = forward.rows, I = forward.iterations;
-  const int first_result = panel.first_prefix - forward.first_row;
-  const auto vectors = [&](int k) {
-    asm volatile("" : "+r"(k));  // or else the pointers of all prefixes stay in registers
-    return PrefixVectors(p, panel.matrix, first_result + k);
-  };
-  solve(
-      panel, I, [&](int i, int k, int j, const auto& x) { write(vectors(k).f(i), j, x); },
-      [&](int i, int k, int j, const auto& x) { write(vectors(k).g(i), j, x); },
-      [&](int k, int u, float total) {
-        const float* d_p =
-            p.d_p + (std::int64_t{panel.matrix} * forward.results + first_result + k) * N;
-        float* d_scores = p.d_scores + (std::int64_t{panel.matrix} * N + u) * N;
-        float* y = vectors(k).y(I - 1);
-        float sum = 0;
-        for (int c = panel.lane; c < u; c += kWarp) {
-          sum += panel.e_at(u, c) * panel.b_at(k, c) / total * d_p[c];
-        }
-        sum = warp_sum(sum);
-        for (int c = panel.lane; c < u; c += kWarp) {
-          const float b = panel.b_at(k, c);
-          const float d = panel.e_at(u, c) * b / total * (d_p[c] - sum);
-          d_scores[c] = d;
-          y[c] = d * b;
-          panel.set_left(k, c, y[c]);
-        }
-      });
-  flow_back(panel, forward, vectors);
-}
-
 // One tile of dS. For each i, half of the warps sum the products x b, the other half a y; they take
 // turns, because the two terms cancel in part.
 __global__ void __launch_bounds__(kThreads, 2) prefix_scores_kernel(const BalanceBackwardParams p) {
@@ -232,9 +196,7 @@ void launch_prefix_balance(const BalanceParams& params, cudaStream_t stream) {
 void launch_prefix_balance_backward(const BalanceBackwardParams& params, cudaStream_t stream) {
   const BalanceParams& problems = params.problems;
   launch_exponentials(&exponentials_kernel, problems, stream);
-  with_panel(problems.rows, [&]<typename Panel>() {
-    launch_vectors<Panel>(&prefix_vectors_kernel<Panel>, params, stream);
-  });
+  with_panel(problems.rows, [&]<typename Panel>() { launch_vectors<Panel>(params, stream); });
   const int side = (problems.rows + kScoresTile - 1) / kScoresTile;
   launch_blocks(&prefix_scores_kernel, problems.matrices * side * side, params,
                 sizeof(Words) * 4 * (kScoresTile / kSplitTile) * SplitTile::kWords, stream);

@@ -78,15 +78,16 @@ struct Panel : PrefixPanel<32> {
   __device__ static Words* left_tile(int k, int j) {
     return left() + (j / kSplitTile * kRowTiles + k / kSplitTile) * SplitTile::kWords;
   }
-  __device__ static float get_left(int k, int j) {
+  __device__ float e_at(int u, int c) const { return exponential(scores[u * size + c]); }
+  __device__ static float b_at(int k, int j) {
     return SplitTile::get_from(left_tile(k, j), k % kSplitTile, j % kSplitTile);
   }
-  __device__ static void set_left(int k, int j, float x) {
+  __device__ static void set_y(int k, int j, float x, float* y) {
+    y[j] = x;
     SplitTile::set_in(left_tile(k, j), k % kSplitTile, j % kSplitTile, x);
   }
-
-  __device__ float e_at(int u, int c) const { return exponential(scores[u * size + c]); }
-  __device__ static float b_at(int k, int c) { return get_left(k, c); }
+  template <typename VectorsOf>
+  __device__ void finish_y(VectorsOf, int) const {}  // x of the iteration is 0 and not read
 
   static std::size_t shared_bytes(int rows) {
     const int tiles = (rows + kTile - 1) / kTile * kSubtiles * kRowTiles;

@@ -66,6 +66,8 @@ __device__ inline void visit_exponentials(const BalanceParams& p, std::int64_t m
 //     changes elements of prefix k from j on. All threads of the block call this; when it returns,
 //     they see what `update` wrote.
 //   e_at(u, c): E[u, c];  b_at(k, c): the result of the last step, for prefix k
+//   set_y(k, c, x, y), in any thread, and finish_y(vectors, i): replace that result by y of
+//     iteration i, of which x is element c and `y` the vector of prefix k
 template <int kCount>
 struct PrefixPanel {
   static constexpr int kPrefixes = kCount;
@@ -171,33 +173,63 @@ __device__ inline void write(float* vector, int j, const float (&x)[kCount]) {
   store_vector(vector + j, elements);
 }
 
-// Computes x and y of the iterations before the last, whose y is in the panel, and reports which
-// prefixes are not solved. vectors(k): of prefix k.
-template <typename Panel, typename VectorsOf>
-__device__ inline void flow_back(const Panel& panel, const BalanceParams& p, VectorsOf vectors) {
+// For solved prefixes, f of Vectors is a_ui and g is b_ui. Row u of d_scores becomes d.
+template <typename Panel>
+__global__ void __launch_bounds__(kThreads, 2)
+    prefix_vectors_kernel(const BalanceBackwardParams p) {
+  const BalanceParams& forward = p.problems;
+  const Panel panel(forward);
+  const int N = forward.rows, I = forward.iterations;
+  const int first_result = panel.first_prefix - forward.first_row;
+  const auto vectors = [&](int k) {
+    asm volatile("" : "+r"(k));  // or else the pointers of all prefixes stay in registers
+    return Panel::vectors_of(p, panel.matrix, first_result + k);
+  };
+  solve(
+      panel, I, [&](int i, int k, int j, const auto& x) { write(vectors(k).f(i), j, x); },
+      [&](int i, int k, int j, const auto& x) { write(vectors(k).g(i), j, x); },
+      [&](int k, int u, float total) {
+        const float* d_p =
+            p.d_p + (std::int64_t{panel.matrix} * forward.results + first_result + k) * N;
+        float* d_scores = p.d_scores + (std::int64_t{panel.matrix} * N + u) * N;
+        float* y = vectors(k).y(I - 1);
+        float sum = 0;
+        for (int c = panel.lane; c < u; c += kWarp) {
+          sum += panel.e_at(u, c) * panel.b_at(k, c) / total * d_p[c];
+        }
+        sum = warp_sum(sum);
+        for (int c = panel.lane; c < u; c += kWarp) {
+          const float b = panel.b_at(k, c);
+          const float d = panel.e_at(u, c) * b / total * (d_p[c] - sum);
+          d_scores[c] = d;
+          panel.set_y(k, c, d * b, y);
+        }
+      });
+  panel.finish_y(vectors, I - 1);
+
   // x = -factors^2 x; the square itself could leave the number range.
-  const auto flow = [](const float* factors, int j, auto& x) {
+  const auto flow_back = [](const float* factors, int j, auto& x) {
     constexpr int kCount = sizeof(x) / sizeof(float);
     const auto f = load_vector<float, kCount>(factors + j);
 #pragma unroll
     for (int n = 0; n < kCount; ++n) x[n] = -(x[n] * f.elements[n]) * f.elements[n];
   };
-  for (int i = p.iterations - 2; i >= 0; --i) {
+  for (int i = I - 2; i >= 0; --i) {
     panel.template step<false>([&](int k, int j, auto& x) {
       const Vectors of_prefix = vectors(k);
-      flow(of_prefix.f(i + 1), j, x);
+      flow_back(of_prefix.f(i + 1), j, x);
       write(of_prefix.x(i), j, x);
     });
     panel.template step<true>([&](int k, int j, auto& y) {
       const Vectors of_prefix = vectors(k);
-      flow(of_prefix.g(i), j, y);
+      flow_back(of_prefix.g(i), j, y);
       write(of_prefix.y(i), j, y);
     });
   }
   float* in_log_domain =
-      PrefixScratch(p).in_log_domain + panel.matrix * p.results + panel.first_prefix - p.first_row;
+      PrefixScratch(forward).in_log_domain + panel.matrix * forward.results + first_result;
   for (int k = static_cast<int>(threadIdx.x); k < Panel::kPrefixes; k += kThreads) {
-    if (panel.first_prefix + k < p.rows) in_log_domain[k] = panel.failed()[k];
+    if (panel.first_prefix + k < N) in_log_domain[k] = panel.failed()[k];
   }
 }
 
@@ -281,10 +313,9 @@ inline void launch_exponentials(void (*kernel)(BalanceParams), const BalancePara
 
 // The vectors of all prefixes.
 template <typename Panel>
-void launch_vectors(void (*kernel)(BalanceBackwardParams), const BalanceBackwardParams& params,
-                    cudaStream_t stream) {
+void launch_vectors(const BalanceBackwardParams& params, cudaStream_t stream) {
   const BalanceParams& p = params.problems;
-  launch_panels<Panel>(kernel, p, params, stream);
+  launch_panels<Panel>(&prefix_vectors_kernel<Panel>, p, params, stream);
   launch_blocks(&prefix_log_domain_kernel<Panel>,
                 p.matrices * ((p.results + kPrefixesPerBlock - 1) / kPrefixesPerBlock), params,
                 Panel::LogDomain::shared_bytes(p.rows, p.columns), stream);

@@ -43,43 +43,6 @@ __global__ void __launch_bounds__(kThreads) exponentials_kernel(const BalancePar
   }
 }
 
-// For solved prefixes, f of Vectors is a_ui and g is b_ui. Row u of d_scores becomes d.
-__global__ void __launch_bounds__(kThreads, 2)
-    prefix_vectors_kernel(const BalanceBackwardParams p) {
-  const BalanceParams& forward = p.problems;
-  const Panel panel(forward);
-  const int N = forward.rows, I = forward.iterations;
-  const int first_problem = panel.matrix * forward.results + panel.first_prefix - forward.first_row;
-  const auto vectors = [&](int k) { return Vectors(p, first_problem + k); };
-  solve(
-      panel, I, [&](int i, int k, int j, const auto& x) { write(vectors(k).f(i), j, x); },
-      [&](int i, int k, int j, const auto& x) { write(vectors(k).g(i), j, x); },
-      [&](int k, int u, float total) {
-        const float* e = panel.e + u * panel.width;
-        float* b = panel.result(k);
-        const float* d_p = p.d_p + std::int64_t{first_problem + k} * N;
-        float* d_scores = p.d_scores + (std::int64_t{panel.matrix} * N + u) * N;
-        float sum = 0;
-        for (int c = panel.lane; c < u; c += kWarp) sum += e[c] * b[c] / total * d_p[c];
-        sum = warp_sum(sum);
-        for (int c = panel.lane; c < u; c += kWarp) {
-          const float d = e[c] * b[c] / total * (d_p[c] - sum);
-          d_scores[c] = d;
-          b[c] *= d;  // y
-        }
-      });
-  panel.for_own([&](int k, int j) {
-    const float* y = panel.result(k) + j;
-    const float four[4] = {y[0], y[1], y[2], y[3]};
-    const float zeros[4] = {};
-    write(vectors(k).y(I - 1), j, four);
-    write(vectors(k).x(I - 1), j, zeros);
-    panel.store(k, j, four);
-  });
-  __syncthreads();
-  flow_back(panel, forward, vectors);
-}
-
 // Each thread owns kSide^2 elements of the tile.
 __global__ void __launch_bounds__(kThreads, 2) prefix_scores_kernel(const BalanceBackwardParams p) {
   constexpr int kSide = 4, kSize = kTile, kParts = 4;  // groups of 64 threads
@@ -166,7 +129,7 @@ void launch_prefix_balance(const BalanceParams& params, cudaStream_t stream) {
 void launch_prefix_balance_backward(const BalanceBackwardParams& params, cudaStream_t stream) {
   const BalanceParams& problems = params.problems;
   launch_exponentials(&exponentials_kernel, problems, stream);
-  launch_vectors<Panel>(&prefix_vectors_kernel, params, stream);
+  launch_vectors<Panel>(params, stream);
   launch_blocks(&prefix_scores_kernel, problems.matrices * problems.num_tiles(), params,
                 sizeof(float) * 4 * 32 * kTile, stream);
 }

@@ -52,6 +52,18 @@ struct Panel : PrefixPanel<16> {
 
   __device__ float e_at(int u, int c) const { return e[u * width + c]; }
   __device__ float b_at(int k, int c) const { return result(k)[c]; }
+  __device__ void set_y(int k, int c, float x, float*) const { result(k)[c] = x; }
+  template <typename VectorsOf>
+  __device__ void finish_y(VectorsOf vectors, int i) const {
+    for_own([&](int k, int j) {
+      const float* y = result(k) + j;
+      const float four[4] = {y[0], y[1], y[2], y[3]}, zeros[4] = {};
+      write(vectors(k).y(i), j, four);
+      write(vectors(k).x(i), j, zeros);
+      store(k, j, four);
+    });
+    __syncthreads();
+  }
 
   template <typename EachA>
   __device__ void start(EachA each_a) const {
