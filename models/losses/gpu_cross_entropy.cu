@@ -21,13 +21,12 @@
 
 #include "cluster/base/gpu/elements.cuh"
 #include "cluster/base/gpu/launch.h"
+#include "cluster/base/gpu/warp.cuh"
 #include "models/losses/gpu_cross_entropy_params.h"
 
 namespace birkhoff {
 namespace {
 
-constexpr unsigned kWholeWarp = 0xffffffff;
-constexpr int kWarp = 32;
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
 constexpr std::int64_t kWarpVocabulary = 1024;  // up to here a warp has at most 32 values per lane

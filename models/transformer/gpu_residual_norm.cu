@@ -26,13 +26,12 @@
 // deterministic, the same bits on every device.
 #include "cluster/base/gpu/elements.cuh"
 #include "cluster/base/gpu/launch.h"
+#include "cluster/base/gpu/warp.cuh"
 #include "models/transformer/gpu_residual_norm_params.h"
 
 namespace birkhoff {
 namespace {
 
-constexpr unsigned kWholeWarp = 0xffffffff;
-constexpr int kWarp = 32;
 constexpr int kCount = 4;  // adjacent channels: 16 bytes in fp32, 8 in the other types
 // Of the final kernel: elements of dw and db that a block owns, and threads of each.
 constexpr int kSumColumns = 32, kSumThreads = 16;

@@ -13,6 +13,7 @@
 // No shared memory, no atomics: deterministic on every device.
 #include "cluster/base/gpu/elements.cuh"
 #include "cluster/base/gpu/launch.h"
+#include "cluster/base/gpu/warp.cuh"
 #include "runtime/gradients/gpu_chunk_sums_params.h"
 
 namespace birkhoff {
@@ -20,7 +21,6 @@ namespace {
 
 constexpr int kThreads = 128;
 constexpr int kLanes = 16;
-constexpr unsigned kWholeWarp = 0xffffffff;
 
 template <typename T>
 __global__ void __launch_bounds__(kThreads)

@@ -89,7 +89,7 @@ __global__ void __launch_bounds__(kThreads, kRows == kManyRows ? 2 : 4)
 #pragma unroll
       for (int c = 0; c < kTeamColumns; ++c) square += run[c] * run[c];
     });
-    square = team_total(square);
+    square = lane_sum<kRowTeam>(square);
     const float of_row = square == 0 ? 0.0f : 1 / sqrtf(square);
     if (member == 0) inverse[i] = of_row;
     if (begin > 0 || i >= own.count) return;
@@ -183,7 +183,7 @@ __global__ void __launch_bounds__(kThreads)
     std::uint32_t highest = threshold;
 #pragma unroll
     for (int s = 0; s < kSteps; ++s) {
-      if (__reduce_add_sync(kAllLanes, reach[s]) >= wanted) {
+      if (__reduce_add_sync(kWholeWarp, reach[s]) >= wanted) {
         highest = threshold + ((s + 1u) << shift);
       }
     }
@@ -192,15 +192,15 @@ __global__ void __launch_bounds__(kThreads)
   int above = 0;
 #pragma unroll 8
   for (int row = first + lane; row < end; row += kWarp) above += keys[row] > threshold;
-  int ties = wanted - __reduce_add_sync(kAllLanes, above);  // rows at the threshold to choose
+  int ties = wanted - __reduce_add_sync(kWholeWarp, above);  // rows at the threshold to choose
   const unsigned before = (1u << lane) - 1;
   for (int run = first; run < end; run += kWarp) {
     const int row = run + lane;
     const std::uint32_t key = row < end ? keys[row] : 0;
     const bool ties_here = row < end && key == threshold;
-    const unsigned tied = __ballot_sync(kAllLanes, ties_here);
+    const unsigned tied = __ballot_sync(kWholeWarp, ties_here);
     const bool chosen = key > threshold || (ties_here && __popc(tied & before) < ties);
-    const unsigned all_chosen = __ballot_sync(kAllLanes, chosen);
+    const unsigned all_chosen = __ballot_sync(kWholeWarp, chosen);
     if (chosen) next[__popc(all_chosen & before)] = row;
     ties -= __popc(tied);
     next += __popc(all_chosen);
@@ -215,7 +215,7 @@ __global__ void __launch_bounds__(kThreads) distances_kernel(const ClusterRowsPa
     if (p.cluster[entry] < 0) continue;
     sum += (p.inverse[entry] == 0 ? 1.0f : 2.0f) - 2 * p.best_score[entry];
   }
-  sum = warp_sum(sum);
+  sum = lane_sum<kWarp>(sum);
   if (lane_number() == 0) sums[warp_number()] = sum;
   __syncthreads();
   if (threadIdx.x > 0) return;
@@ -260,7 +260,7 @@ __global__ void __launch_bounds__(kTeamThreads) gradients_kernel(const ClusterGr
 #pragma unroll
     for (int c = 0; c < kTeamColumns; ++c) along += u[c] * g[c];
   });
-  along = team_total(along);
+  along = lane_sum<kRowTeam>(along);
   if (!own.exists) return;
   visit_runs(own.member, shape.head_dim, [&](int first) {
     float u[kTeamColumns], g[kTeamColumns] = {};
@@ -284,7 +284,7 @@ __global__ void __launch_bounds__(kThreads) sums_kernel(const ClusterSumsParams 
   const std::int32_t* const clusters = p.cluster + std::int64_t{head} * shape.rows;
   for (int run = warp_number() * kWarp; run < shape.rows; run += kThreads) {
     const int own = run + lane;
-    unsigned members = __ballot_sync(kAllLanes, own < shape.rows && clusters[own] == cluster);
+    unsigned members = __ballot_sync(kWholeWarp, own < shape.rows && clusters[own] == cluster);
     count += __popc(members);
     for (; members != 0; members &= members - 1) {
       const T* const unit = row_of<const T>(p.unit, {b, h}, run + __ffs(members) - 1);

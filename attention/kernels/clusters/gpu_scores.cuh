@@ -10,6 +10,7 @@
 #include "attention/kernels/common/gpu_row_team.cuh"
 #include "cluster/base/gpu/elements.cuh"
 #include "cluster/base/gpu/launch.h"
+#include "cluster/base/gpu/warp.cuh"
 
 namespace birkhoff {
 
@@ -17,21 +18,9 @@ extern __shared__ float4 score_memory[];  // float4 for its alignment
 
 namespace {
 
-constexpr int kThreads = 256, kWarp = 32, kWarps = kThreads / kWarp;
+constexpr int kThreads = 256, kWarps = kThreads / kWarp;
 constexpr int kVectors = kWarp;            // vectors of a tile
 constexpr int kPairs = kVectors / kWarps;  // of a row with the vectors of a tile, in one thread
-constexpr unsigned kAllLanes = 0xffffffff;
-
-__device__ inline int lane_number() { return static_cast<int>(threadIdx.x) % kWarp; }
-__device__ inline int warp_number() { return static_cast<int>(threadIdx.x) / kWarp; }
-
-__device__ inline float warp_sum(float x) {
-#pragma unroll
-  for (int distance = 1; distance < kWarp; distance *= 2) {
-    x += __shfl_xor_sync(kAllLanes, x, distance);
-  }
-  return x;
-}
 
 // The kRows kWarp rows of a head that a block owns: tile after tile, head after head.
 template <int kRows>

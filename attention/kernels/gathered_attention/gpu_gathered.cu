@@ -122,7 +122,7 @@ __global__ void __launch_bounds__(kThreads, kRelative ? 1 : 2)
         sum += weight;
       }
       m = new_m;
-      l = l * factor + team_sum(sum);
+      l = l * factor + lane_sum<kTeam>(sum);
       __syncthreads();
       k_or_v.load<T>(p.v, of_keys, keys, first, keys.ends[g], D);
       __syncthreads();

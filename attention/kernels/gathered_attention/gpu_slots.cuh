@@ -77,7 +77,7 @@ __device__ inline float row_product(const TeamRow& own, const A* a, const B* b, 
 #pragma unroll
     for (int c = 0; c < kTeamColumns; ++c) sum += x[c] * y[c];
   });
-  return team_total(sum);
+  return lane_sum<kRowTeam>(sum);
 }
 
 // One softmax, merged from the slots' softmaxes.
@@ -154,7 +154,7 @@ __global__ void __launch_bounds__(kTeamThreads, 4) mean_delta_kernel(const Gathe
   int most = slots.end - slots.begin;
 #pragma unroll
   for (int distance = kRowTeam; distance < kWarp; distance *= 2) {
-    most = max(most, __shfl_xor_sync(0xffffffff, most, distance));
+    most = max(most, __shfl_xor_sync(kWholeWarp, most, distance));
   }
   const T* d_out = own.of<T>(p.d_out);
   float d_sink = 0;

@@ -46,8 +46,7 @@ __global__ void __launch_bounds__(kThreads) exponentials_kernel(const BalancePar
   const std::int64_t matrix = blockIdx.x / tiles;
   const int tile = static_cast<int>(blockIdx.x % tiles);
   const int r_tile = tile / tiles_per_row, c_tile = tile % tiles_per_row;
-  const int warp = static_cast<int>(threadIdx.x) / kWarp;
-  const int lane = static_cast<int>(threadIdx.x) % kWarp;
+  const int warp = warp_number(), lane = lane_number();
   constexpr int kStride = kTile + 1;
   float* e = reinterpret_cast<float*>(balance_memory);  // [kTile, kStride]
   visit_exponentials(p, matrix, r_tile * kTile, c_tile * kTile, e + kTile * kStride,

@@ -37,8 +37,7 @@ struct PrefixScratch {
 template <typename Use>
 __device__ inline void visit_exponentials(const BalanceParams& p, std::int64_t matrix, int r0,
                                           int c0, float* memory, float& tile_limit, Use use) {
-  const int N = p.rows, warp = static_cast<int>(threadIdx.x) / kWarp,
-            lane = static_cast<int>(threadIdx.x) % kWarp;
+  const int N = p.rows, warp = warp_number(), lane = lane_number();
   float limit = static_cast<float>(N);
   for (int row = warp; row < kTile; row += kWarps) {
     const int r = r0 + row, c = c0 + lane;
@@ -77,9 +76,7 @@ struct PrefixPanel {
 
   // Blocks of the longest prefixes come first: they take longest.
   __device__ explicit PrefixPanel(const BalanceParams& p)
-      : size(p.rows),
-        warp(static_cast<int>(threadIdx.x) / kWarp),
-        lane(static_cast<int>(threadIdx.x) % kWarp) {
+      : size(p.rows), warp(warp_number()), lane(lane_number()) {
     const int panels = num_panels(p.results);
     const int index = panels - 1 - static_cast<int>(blockIdx.x / p.matrices);
     matrix = static_cast<int>(blockIdx.x % p.matrices);

@@ -26,8 +26,7 @@ __global__ void __launch_bounds__(kThreads) exponentials_kernel(const BalancePar
   const std::int64_t matrix = blockIdx.x / tiles;
   const int tile = static_cast<int>(blockIdx.x % tiles);
   const int r0 = tile / side * kTile, c0 = tile % side * kTile;
-  const int warp = static_cast<int>(threadIdx.x) / kWarp;
-  const int lane = static_cast<int>(threadIdx.x) % kWarp;
+  const int warp = warp_number(), lane = lane_number();
   float* transposed = reinterpret_cast<float*>(balance_memory);  // [kTile, kTile + 1]
   visit_exponentials(p, matrix, r0, c0, transposed + kTile * (kTile + 1),
                      scratch.limits[blockIdx.x], [&](int row, int column, float e) {
