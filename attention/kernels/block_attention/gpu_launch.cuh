@@ -1,6 +1,6 @@
 // The launches of the block-attention kernels for head dims up to kHeadDim. Each kHeadDim has its
 // own .cu file, for compile time. gpu_forward.h and gpu_backward.h describe what the kernels
-// compute and own.
+// compute, own and keep in shared memory.
 #pragma once
 
 #include "attention/kernels/block_attention/gpu_forward.h"

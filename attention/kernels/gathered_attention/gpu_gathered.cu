@@ -339,7 +339,7 @@ void launch_gathered_attention(const GatheredParams& params, cudaStream_t stream
   const GatheredParams& p = params;
   with_shape(p, [&]<typename T, int kColumns, bool kRelative>() {
     if (p.tensor_cores) {
-      launch_gathered_tiles(p, stream);
+      launch_gathered_tiles<kColumns>(p, stream);
     } else {
       launch_blocks(&forward_kernel<T, kColumns, kRelative>, p, p.heads, tiles_of(p.queries),
                     shared_bytes(p.head_dim, 2, 1), stream);
@@ -354,7 +354,7 @@ void launch_gathered_attention_backward(const GatheredParams& params, cudaStream
     launch_rows(p.mean ? &mean_delta_kernel<T> : &delta_kernel<T>, p, p.heads, p.queries.rows,
                 stream);
     if (p.tensor_cores) {
-      launch_gathered_tiles_backward(p, stream);
+      launch_gathered_tiles_backward<kColumns>(p, stream);
     } else {
       launch_blocks(&query_gradients_kernel<T, kColumns, kRelative>, p, p.heads, p.parts,
                     shared_bytes(p.head_dim, 4, 1), stream);

@@ -66,8 +66,11 @@ struct GatheredParams {
 // Asynchronous on `stream`.
 void launch_gathered_attention(const GatheredParams& params, CUstream_st* stream);
 void launch_gathered_attention_backward(const GatheredParams& params, CUstream_st* stream);
-// The part for tensor cores: only results of slots.
+// The part for tensor cores: only results of slots. Head dims up to kHeadDim: 64, 128 or 256
+// (tiles/instantiations/).
+template <int kHeadDim>
 void launch_gathered_tiles(const GatheredParams& params, CUstream_st* stream);
+template <int kHeadDim>
 void launch_gathered_tiles_backward(const GatheredParams& params, CUstream_st* stream);
 
 }  // namespace birkhoff
