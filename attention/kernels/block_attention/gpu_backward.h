@@ -31,7 +31,7 @@
 namespace birkhoff {
 
 template <typename Thread, int kHeadDim, int kTiles, bool kOwnsKeys, int kStages>
-class BlockAttentionBackwardQueries : BlockAttentionBody<Thread, kHeadDim, kTiles> {
+class BlockAttentionBackwardQueries : public BlockAttentionBody<Thread, kHeadDim, kTiles> {
   using Body = BlockAttentionBody<Thread, kHeadDim, kTiles>;
   using typename Body::Columns;
   using Pairs = LanePairs<kAtOnce / 8>;
@@ -62,7 +62,6 @@ class BlockAttentionBackwardQueries : BlockAttentionBody<Thread, kHeadDim, kTile
   static constexpr int kSharedBytes = kDelta + Shape::kWarpsOfRow * kStatisticsBytes;
   static_assert(kSharedBytes <= Shape::kMaxBytes);
   using Body::Body;
-  using Body::kThreads;
 
   // The number of thread blocks.
   static std::int64_t num_tasks(const BlockAttentionParams& p) {
@@ -346,7 +345,7 @@ class BlockAttentionBackwardQueries : BlockAttentionBody<Thread, kHeadDim, kTile
 };
 
 template <typename Thread, int kHeadDim>
-class BlockAttentionBackwardKeys : BlockAttentionBody<Thread, kHeadDim, 1> {
+class BlockAttentionBackwardKeys : public BlockAttentionBody<Thread, kHeadDim, 1> {
   using Body = BlockAttentionBody<Thread, kHeadDim, 1>;
   using typename Body::Columns;
   using Pairs = LanePairs<kAtOnce / 8>;
@@ -368,7 +367,6 @@ class BlockAttentionBackwardKeys : BlockAttentionBody<Thread, kHeadDim, 1> {
   static_assert(kSharedBytes <= Shape::kMaxBytes);
 
   using Body::Body;
-  using Body::kThreads;
 
   // The number of thread blocks.
   static std::int64_t num_tasks(const BlockAttentionParams& p) {

@@ -22,7 +22,7 @@
 namespace birkhoff {
 
 template <typename Thread, int kHeadDim>
-class BlockAttentionForward : BlockAttentionBody<Thread, kHeadDim, 1> {
+class BlockAttentionForward : public BlockAttentionBody<Thread, kHeadDim, 1> {
   using Body = BlockAttentionBody<Thread, kHeadDim, 1>;
   using typename Body::Columns;
   using Pairs = LanePairs<kTileRows / 8>;
@@ -42,7 +42,6 @@ class BlockAttentionForward : BlockAttentionBody<Thread, kHeadDim, 1> {
   static_assert(kSharedBytes <= Shape::kMaxBytes);
 
   using Body::Body;
-  using Body::kThreads;
 
   // The number of thread blocks.
   static std::int64_t num_tasks(const BlockAttentionParams& p) {

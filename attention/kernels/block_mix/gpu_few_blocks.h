@@ -22,14 +22,12 @@
 namespace birkhoff {
 
 template <typename Thread, bool kBackward, int kRows>
-class BlockMixFew : BlockMixBody<Thread> {
+class BlockMixFew : public BlockMixBody<Thread> {
   using Body = BlockMixBody<Thread>;
   using Body::lane_;
   using Body::p_;
   using Body::thread_;
   using Body::warp_;
-  using typename Body::Columns;
-  using typename Body::Group;
   using typename Body::Shape;
 
   static constexpr int kSlab = Shape::few_columns(kRows), kGroups = kSlab / 8,
@@ -50,7 +48,6 @@ class BlockMixFew : BlockMixBody<Thread> {
   static_assert(4 * kRows * kRows * kColumnWarps <= 2 * kStageBytes || !kBackward);
 
   using Body::Body;
-  using Body::kThreads;
 
   // The number of blocks of threads.
   static std::int64_t num_tasks(const BlockMixParams& p) {
@@ -96,8 +93,8 @@ class BlockMixFew : BlockMixBody<Thread> {
   }
 
  private:
-  BIRKHOFF_DEVICE Columns columns_at(const BlockRowsParams& rows, int batch, int head, int slab,
-                                     int group) const {
+  BIRKHOFF_DEVICE MixColumns columns_at(const BlockRowsParams& rows, int batch, int head, int slab,
+                                        int group) const {
     return this->columns_of(rows, batch, head, this->group_at(slab * kGroups + group));
   }
 
@@ -114,7 +111,7 @@ class BlockMixFew : BlockMixBody<Thread> {
   }
 
   BIRKHOFF_DEVICE void load(int tensor, int slab, int batch, int head, std::uint32_t stage) const {
-    const Group at = this->group_at(slab * kGroups + thread_.index() % kGroups);
+    const MixGroup at = this->group_at(slab * kGroups + thread_.index() % kGroups);
     load_slab(stage, (kBackward ? p_.d_y : p_.x)[tensor], batch, head, at);
     if constexpr (kBackward) {
       load_slab(stage + kX, p_.x[tensor], batch, head, at);
@@ -125,10 +122,10 @@ class BlockMixFew : BlockMixBody<Thread> {
   }
   // Appends zeros after the last row.
   BIRKHOFF_DEVICE void load_slab(std::uint32_t to, const BlockRowsParams& rows, int batch, int head,
-                                 Group at) const {
+                                 MixGroup at) const {
     constexpr int kRowsAtOnce = Shape::kThreads / kGroups;
     const int group = thread_.index() % kGroups, first = thread_.index() / kGroups;
-    const Columns columns = this->columns_of(rows, batch, head, at);
+    const MixColumns columns = this->columns_of(rows, batch, head, at);
     const std::uint16_t* from = columns.data + first * rows.strides[2];
     BIRKHOFF_UNROLL
     for (int i = 0; i < kRows; i += kRowsAtOnce) {
@@ -212,7 +209,7 @@ class BlockMixFew : BlockMixBody<Thread> {
                              std::uint32_t stage) const {
     constexpr int kRowsAtOnce = 32 / kWarpGroups;
     const int group = warp_ * kWarpGroups + lane_ % kWarpGroups, first = lane_ / kWarpGroups;
-    const Columns to = columns_at(rows, batch, head, slab, group);
+    const MixColumns to = columns_at(rows, batch, head, slab, group);
     BIRKHOFF_UNROLL_BY(4)
     for (int row = first; row < to.rows; row += kRowsAtOnce) {
       *reinterpret_cast<Words*>(to.data + row * rows.strides[2]) =

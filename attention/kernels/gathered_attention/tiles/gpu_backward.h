@@ -19,7 +19,7 @@
 namespace birkhoff {
 
 template <typename Thread, int kHeadDim>
-class GatheredTilesQueries : GatheredTilesBody<Thread, kHeadDim> {
+class GatheredTilesQueries : public GatheredTilesBody<Thread, kHeadDim> {
   using Body = GatheredTilesBody<Thread, kHeadDim>;
   using typename Body::Columns;
   using Pairs = LanePairs<kAtOnce / 8>;
@@ -38,7 +38,6 @@ class GatheredTilesQueries : GatheredTilesBody<Thread, kHeadDim> {
   static_assert(kSharedBytes <= Shape::kMaxBytes);
 
   using Body::Body;
-  using Body::kThreads;
 
   // The number of thread blocks.
   static std::int64_t num_tasks(const GatheredParams& p) {
@@ -98,7 +97,7 @@ class GatheredTilesQueries : GatheredTilesBody<Thread, kHeadDim> {
 };
 
 template <typename Thread, int kHeadDim>
-class GatheredTilesKeys : GatheredTilesBody<Thread, kHeadDim> {
+class GatheredTilesKeys : public GatheredTilesBody<Thread, kHeadDim> {
   using Body = GatheredTilesBody<Thread, kHeadDim>;
   using typename Body::Columns;
   // Fewer at once for wide heads, whose results need the registers.
@@ -119,7 +118,6 @@ class GatheredTilesKeys : GatheredTilesBody<Thread, kHeadDim> {
   static_assert(kSharedBytes <= Shape::kMaxBytes);
 
   using Body::Body;
-  using Body::kThreads;
 
   // The number of thread blocks.
   static std::int64_t num_tasks(const GatheredParams& p) {

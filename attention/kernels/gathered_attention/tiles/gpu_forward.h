@@ -16,7 +16,7 @@
 namespace birkhoff {
 
 template <typename Thread, int kHeadDim>
-class GatheredTilesForward : GatheredTilesBody<Thread, kHeadDim> {
+class GatheredTilesForward : public GatheredTilesBody<Thread, kHeadDim> {
   using Body = GatheredTilesBody<Thread, kHeadDim>;
   using typename Body::Columns;
   using Pairs = LanePairs<kTileRows / 8>;
@@ -35,7 +35,6 @@ class GatheredTilesForward : GatheredTilesBody<Thread, kHeadDim> {
   static_assert(kSharedBytes <= Shape::kMaxBytes);
 
   using Body::Body;
-  using Body::kThreads;
 
   // The number of thread blocks.
   static std::int64_t num_tasks(const GatheredParams& p) {
