@@ -78,6 +78,7 @@ struct Panel : PrefixPanel<32> {
   __device__ static Words* left_tile(int k, int j) {
     return left() + (j / kSplitTile * kRowTiles + k / kSplitTile) * SplitTile::kWords;
   }
+
   __device__ float e_at(int u, int c) const { return exponential(scores[u * size + c]); }
   __device__ static float b_at(int k, int j) {
     return SplitTile::get_from(left_tile(k, j), k % kSplitTile, j % kSplitTile);

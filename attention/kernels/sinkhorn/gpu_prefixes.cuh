@@ -65,8 +65,8 @@ __device__ inline void visit_exponentials(const BalanceParams& p, std::int64_t m
 //     changes elements of prefix k from j on. All threads of the block call this; when it returns,
 //     they see what `update` wrote.
 //   e_at(u, c): E[u, c];  b_at(k, c): the result of the last step, for prefix k
-//   set_y(k, c, x, y), in any thread, and finish_y(vectors, i): replace that result by y of
-//     iteration i, of which x is element c and `y` the vector of prefix k
+//   set_y(k, c, x, y), in any thread, then finish_y(vectors, i), in all: that result becomes y_ui,
+//     of which x is element c and `y` the vector in memory
 template <int kCount>
 struct PrefixPanel {
   static constexpr int kPrefixes = kCount;
