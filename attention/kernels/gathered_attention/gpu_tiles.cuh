@@ -47,8 +47,9 @@ struct RowTile {
     for (int i = warp_number(); i < kTile; i += kWarps) {
       const bool exists = first + i < end;
       const T* from = row_of<const T>(x, head, exists ? lists.row(first + i) : 0);
-      for (int d = lane_number(); d < head_dim; d += kWarp)
+      for (int d = lane_number(); d < head_dim; d += kWarp) {
         row(i)[d] = exists ? to_float(from[d]) : 0.0f;
+      }
     }
   }
 };
