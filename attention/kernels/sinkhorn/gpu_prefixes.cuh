@@ -1,5 +1,5 @@
-// What the kernels of gpu_prefix.cu, which has the formulas and the legend, and those of
-// gpu_small_prefix.cu have in common: panels of prefixes, and prefixes that leave the number range.
+// The common part of the kernels of gpu_prefix.cu, which has the formulas and the legend, and of
+// gpu_small_prefix.cu: panels of prefixes, and prefixes that leave the number range.
 #pragma once
 
 #include <cstddef>

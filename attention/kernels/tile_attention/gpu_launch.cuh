@@ -1,5 +1,5 @@
-// The launch of a kernel whose source takes its thread class as a template parameter, so that it can
-// also run on the CPU (cluster/base/gpu/gpu_thread.cuh).
+// The launch of a kernel whose source takes its thread class as a template parameter, so that it
+// can also run on the CPU (cluster/base/gpu/gpu_thread.cuh).
 #pragma once
 
 #include <cstddef>

@@ -1,5 +1,5 @@
-// Functions with stacks of their own, and the threads of a GPU as such functions: the common part of
-// both emulations, emulated_gpu.h and tests/emulated_cuda.
+// Functions with stacks of their own, and the threads of a GPU as such functions: the common part
+// of both emulations, emulated_gpu.h and tests/emulated_cuda.
 #pragma once
 
 #include <ucontext.h>
