@@ -1,5 +1,7 @@
 #include "launcher/app.h"
 
+#include <fmt/format.h>
+
 #include <CLI/CLI.hpp>
 #include <algorithm>
 
@@ -33,12 +35,6 @@ const CLI::App& chosen_subcommand(const CLI::App& app, const std::vector<std::st
     if (const CLI::App* next = find_verb(*chosen, argument)) chosen = next;
   }
   return *chosen;
-}
-
-std::string join(const std::vector<std::string>& parts) {
-  std::string text;
-  for (const std::string& part : parts) text += (text.empty() ? "" : ", ") + part;
-  return text;
 }
 
 // One line for a command line that does not parse, with the nearest option.
@@ -84,10 +80,11 @@ std::string unknown_verb(const CLI::App& app, const std::vector<std::string>& ar
       if (argument == "-h" || std::find(known.begin(), known.end(), argument) != known.end())
         return "";
       const std::string near = nearest_name(argument, known);
-      return std::string("unknown ") + (option ? "option" : "command") + " '" + argument + "'" +
-             (near.empty() ? "" : "; did you mean '" + near + "'?") +
-             " (commands: " + join(subcommand_names(*parent)) + "); see 'birkhoff" +
-             (parent == &app ? "" : " " + parent->get_name()) + " --help'";
+      return fmt::format("unknown {} '{}'{} (commands: {}); see 'birkhoff{} --help'",
+                         option ? "option" : "command", argument,
+                         near.empty() ? "" : "; did you mean '" + near + "'?",
+                         fmt::join(subcommand_names(*parent), ", "),
+                         parent == &app ? "" : " " + parent->get_name());
     }
     parent = next;
   }

@@ -23,11 +23,9 @@ void add_launch(CLI::App* c, CLI::Option* ranks, LaunchOptions& launch) {
                 "program")
       ->type_name("IMAGE")
       ->needs(ranks);
-  c->add_option("--launch-seconds", launch.launch_seconds,
-                "seconds for all ranks to start; after that, their launcher is ended")
-      ->check(CLI::Range(1, 86400))
-      ->needs(ranks)
-      ->capture_default_str();
+  add_number(c, "--launch-seconds", launch.launch_seconds, 1, 86400,
+             "seconds for all ranks to start; after that, their launcher is ended")
+      ->needs(ranks);
 }
 
 }  // namespace
@@ -144,23 +142,17 @@ void CommandLine::add_train() {
   c->add_option("--run", train_.run, "run folder: created if new, resumed otherwise")
       ->required()
       ->type_name("DIR");
-  CLI::Option* ranks =
-      c->add_option("--ranks", train_.ranks, "start this many MPI ranks here and supervise them")
-          ->check(CLI::Range(1, 4096));
-  c->add_option("--restarts", train_.restarts,
-                "restart lost or hung ranks, at most N times in a row without a new checkpoint")
-      ->check(CLI::Range(0, 1'000'000))
-      ->needs(ranks)
-      ->capture_default_str();
-  c->add_option("--spare-nodes", train_.spare_nodes,
-                "in a Slurm job: keep N nodes as spares for lost ones")
-      ->check(CLI::Range(0, 65536))
-      ->needs(ranks)
-      ->capture_default_str();
-  c->add_option("--min-ranks", train_.min_ranks,
-                "in a Slurm job: minimum number of ranks to continue with after losing nodes; "
-                "default: --ranks")
-      ->check(CLI::Range(1, 4096))
+  CLI::Option* ranks = add_number(c, "--ranks", train_.ranks, 1, 4096,
+                                  "start this many MPI ranks here and supervise them");
+  add_number(c, "--restarts", train_.restarts, 0, 1'000'000,
+             "restart lost or hung ranks, at most N times in a row without a new checkpoint")
+      ->needs(ranks);
+  add_number(c, "--spare-nodes", train_.spare_nodes, 0, 65536,
+             "in a Slurm job: keep N nodes as spares for lost ones")
+      ->needs(ranks);
+  add_number(c, "--min-ranks", train_.min_ranks, 1, 4096,
+             "in a Slurm job: minimum number of ranks to continue with after losing nodes; "
+             "default: --ranks")
       ->needs(ranks);
   c->add_option("--least-ranks", train_.min_ranks)->group("");  // its former name, not shown
   add_launch(c, ranks, train_.launch);
@@ -179,35 +171,28 @@ void CommandLine::add_plan() {
       "--restart-seconds 90");
   c->add_option("CONFIG", plan_.config, "configuration (.txtpb)")->required();
   add_settings(c, plan_.settings);
-  c->add_option("--vocabulary", plan_.vocabulary, "number of token ids; default: the corpus'")
-      ->check(CLI::Range(std::int64_t{2}, std::int64_t{10'000'000}));
-  c->add_option("--ranks", plan_.ranks, "number of ranks; default: mesh.data, else 1")
-      ->check(CLI::Range(1, 4096));
-  c->add_option("--ranks-per-node", plan_.ranks_per_node, "ranks on each node; default: all")
-      ->check(CLI::Range(1, 4096));
-  CLI::Option* peak = c->add_option("--peak-tflops", plan_.peak_tflops,
-                                    "sustained TFLOP/s per rank, to bound the step time from below")
-                          ->check(CLI::Range(1e-6, 1e6));
+  add_number(c, "--vocabulary", plan_.vocabulary, 2, 10'000'000,
+             "number of token ids; default: the corpus'");
+  add_number(c, "--ranks", plan_.ranks, 1, 4096, "number of ranks; default: mesh.data, else 1");
+  add_number(c, "--ranks-per-node", plan_.ranks_per_node, 1, 4096,
+             "ranks on each node; default: all");
+  CLI::Option* peak = add_number(c, "--peak-tflops", plan_.peak_tflops, 1e-6, 1e6,
+                                 "sustained TFLOP/s per rank, to bound the step time from below");
   c->add_flag("--measure", plan_.measure,
               "benchmark this machine (about a minute) and predict the step time on it")
       ->excludes(peak);
-  c->add_option("--network-gbs", plan_.network_gbs, "per-node network bandwidth in GB/s, each way")
-      ->check(CLI::Range(1e-6, 1e6));
-  CLI::Option* faults =
-      c->add_option(
-           "--faults-per-day", plan_.faults_per_day,
-           "predict goodput, the share of time spent in steps that count, at this failure rate "
-           "of the whole job")
-          ->check(CLI::Range(0.0, 86400.0));
-  c->add_option("--save-seconds", plan_.save_seconds, "how long a save stalls training, in seconds")
-      ->check(CLI::Range(0.0, 86400.0))
-      ->needs(faults)
-      ->capture_default_str();
-  c->add_option("--restart-seconds", plan_.restart_seconds,
-                "recovery time: from a failure to the next training step, in seconds")
-      ->check(CLI::Range(0.0, 86400.0))
-      ->needs(faults)
-      ->capture_default_str();
+  add_number(c, "--network-gbs", plan_.network_gbs, 1e-6, 1e6,
+             "per-node network bandwidth in GB/s, each way");
+  CLI::Option* faults = add_number(
+      c, "--faults-per-day", plan_.faults_per_day, 0.0, 86400.0,
+      "predict goodput, the share of time spent in steps that count, at this failure rate "
+      "of the whole job");
+  add_number(c, "--save-seconds", plan_.save_seconds, 0.0, 86400.0,
+             "how long a save stalls training, in seconds")
+      ->needs(faults);
+  add_number(c, "--restart-seconds", plan_.restart_seconds, 0.0, 86400.0,
+             "recovery time: from a failure to the next training step, in seconds")
+      ->needs(faults);
   c->add_flag("--json", plan_.json, "print one JSON object, in bytes, FLOPs and seconds");
 }
 
@@ -221,9 +206,8 @@ void CommandLine::add_doctor() {
   c->add_option("CONFIG", doctor_.config, "configuration (.txtpb) to train; default: none");
   c->add_option("--run", doctor_.run, "run folder to train in; may be missing")->type_name("DIR");
   add_settings(c, doctor_.settings);
-  CLI::Option* ranks =
-      c->add_option("--ranks", doctor_.ranks, "start this many MPI ranks here, as train does")
-          ->check(CLI::Range(1, 4096));
+  CLI::Option* ranks = add_number(c, "--ranks", doctor_.ranks, 1, 4096,
+                                  "start this many MPI ranks here, as train does");
   add_launch(c, ranks, doctor_.launch);
   c->add_flag("--no-speed", doctor_.no_speed, "skip the speed checks");
   c->add_option("--json", doctor_.json, "file for the report as JSON (see docs/doctor.md)")
@@ -233,8 +217,8 @@ void CommandLine::add_doctor() {
       ->type_name("FILE");
 }
 
-void CommandLine::add_device(CLI::App* c, std::string& device) {
-  c->add_option("--device", device, "cpu or cuda; need not be the device that trained the model")
+void CommandLine::add_device(CLI::App* c, std::string& device, const char* what) {
+  c->add_option("--device", device, what)
       ->check(CLI::IsMember({"cpu", "cuda"}))
       ->capture_default_str();
 }
@@ -257,14 +241,12 @@ void CommandLine::add_eval() {
       ->type_name("FILE")
       ->excludes(corpus)
       ->excludes(split);
-  c->add_option("--sequences", eval_.sequences,
-                "number of sequences to read, from the start of the split or text; 0 = all")
-      ->check(CLI::Range(std::int64_t{0}, std::int64_t{1'000'000'000'000}))
-      ->capture_default_str();
+  add_number(c, "--sequences", eval_.sequences, 0, 1'000'000'000'000,
+             "number of sequences to read, from the start of the split or text; 0 = all");
   add_device(c, eval_.device);
   add_settings(c, eval_.settings);
-  c->add_option("--ranks", eval_.ranks, "start this many MPI ranks here and supervise them")
-      ->check(CLI::Range(1, 4096));
+  add_number(c, "--ranks", eval_.ranks, 1, 4096,
+             "start this many MPI ranks here and supervise them");
   c->add_flag("--json", eval_.json, "print one JSON object (see docs/evaluation.md)");
 }
 
@@ -288,28 +270,17 @@ void CommandLine::add_sample() {
     if (prompt->empty() && sample_.prompt_file.empty())
       throw CLI::RequiredError("--prompt or --prompt-file");
   });
-  c->add_option("--tokens", sample_.tokens, "number of tokens to generate")
-      ->check(CLI::Range(std::int64_t{1}, std::int64_t{10'000'000}))
-      ->capture_default_str();
-  c->add_option("--samples", sample_.samples,
-                "number of texts to generate, separated by a line of 15 hyphens")
-      ->check(CLI::Range(std::int64_t{1}, std::int64_t{1'000'000}))
-      ->capture_default_str();
-  c->add_option("--temperature", sample_.temperature,
-                "sampling temperature; 0 always picks the most likely token (greedy)")
-      ->check(CLI::Range(0.0, 100.0))
-      ->capture_default_str();
-  c->add_option("--top-k", sample_.top_k, "sample from the k most likely tokens; 0 = all")
-      ->check(CLI::Range(std::int64_t{0}, std::int64_t{10'000'000}))
-      ->capture_default_str();
-  c->add_option("--top-p", sample_.top_p,
-                "of these, sample from the fewest whose probabilities add up to p; 1 = all")
-      ->check(CLI::Range(0.0, 1.0))
-      ->capture_default_str();
-  c->add_option("--seed", sample_.seed,
-                "the same seed gives the same texts; a larger --samples only adds texts")
-      ->check(CLI::Range(std::int64_t{0}, std::int64_t{1} << 62))
-      ->capture_default_str();
+  add_number(c, "--tokens", sample_.tokens, 1, 10'000'000, "number of tokens to generate");
+  add_number(c, "--samples", sample_.samples, 1, 1'000'000,
+             "number of texts to generate, separated by a line of 15 hyphens");
+  add_number(c, "--temperature", sample_.temperature, 0.0, 100.0,
+             "sampling temperature; 0 always picks the most likely token (greedy)");
+  add_number(c, "--top-k", sample_.top_k, 0, 10'000'000,
+             "sample from the k most likely tokens; 0 = all");
+  add_number(c, "--top-p", sample_.top_p, 0.0, 1.0,
+             "of these, sample from the fewest whose probabilities add up to p; 1 = all");
+  add_number(c, "--seed", sample_.seed, 0, std::int64_t{1} << 62,
+             "the same seed gives the same texts; a larger --samples only adds texts");
   add_device(c, sample_.device);
 }
 
@@ -400,9 +371,10 @@ int CommandLine::run(const std::vector<std::string>& arguments, std::ostream& ou
   if (app_.got_subcommand("compare")) return compare_command(compare_, out);
   if (app_.got_subcommand("verify")) return verify_command(verify_path_, out, err);
   if (app_.got_subcommand("bench")) return run_bench(arguments, out, err);
-  for (const char* command : {"submit", "status", "tail", "cancel"}) {
-    if (app_.got_subcommand(command)) return run_slurm(out, err);
-  }
+  if (app_.got_subcommand("submit")) return submit_command(submit_, out, err);
+  if (app_.got_subcommand("status")) return status_command(status_, out, err);
+  if (app_.got_subcommand("tail")) return tail_command(tail_, out, err);
+  if (app_.got_subcommand("cancel")) return cancel_command(cancel_run_, out, err);
   CLI::App* config = app_.get_subcommand("config");
   if (config->got_subcommand("print"))
     return config_print_command(config_file_, config_settings_, out, err);

@@ -3,13 +3,31 @@
 #pragma once
 
 #include <CLI/CLI.hpp>
+#include <optional>
 #include <ostream>
 #include <string>
+#include <type_traits>
 #include <vector>
 
 #include "launcher/commands.h"
 
 namespace birkhoff {
+
+// Adds an option for a number from `least` to `most`; the help shows its default.
+template <typename T>
+CLI::Option* add_number(CLI::App* command, const char* name, T& value,
+                        std::type_identity_t<T> least, std::type_identity_t<T> most,
+                        const char* what) {
+  return command->add_option(name, value, what)
+      ->check(CLI::Range(least, most))
+      ->capture_default_str();
+}
+template <typename T>
+CLI::Option* add_number(CLI::App* command, const char* name, std::optional<T>& value,
+                        std::type_identity_t<T> least, std::type_identity_t<T> most,
+                        const char* what) {
+  return command->add_option(name, value, what)->check(CLI::Range(least, most));
+}
 
 class CommandLine {
  public:
@@ -23,7 +41,8 @@ class CommandLine {
  private:
   CLI::App* subcommand(CLI::App& parent, const char* name, const char* what, const char* examples);
   void add_settings(CLI::App* command, std::vector<std::string>& settings);
-  void add_device(CLI::App* command, std::string& device);
+  void add_device(CLI::App* command, std::string& device,
+                  const char* what = "cpu or cuda; need not be the device that trained the model");
   void add_rounds(CLI::App* command, int& rounds);
 
   void add_prepare();
@@ -39,9 +58,8 @@ class CommandLine {
   void add_compare();
   void add_verify();
   void add_config();
-  void add_submit();  // this and the next two: slurm/command_line.cpp
+  void add_submit();  // this and the next: slurm/command_line.cpp
   void add_looks();
-  int run_slurm(std::ostream& out, std::ostream& err);
   void add_bench();  // this and the next two: bench/command_line.cpp
   void add_bench_attention(CLI::App& bench);
   int run_bench(const std::vector<std::string>& arguments, std::ostream& out, std::ostream& err);

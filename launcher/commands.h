@@ -9,8 +9,6 @@
 #include <string>
 #include <vector>
 
-#include "launcher/launch_options.h"
-
 namespace birkhoff {
 
 struct PrepareArguments {
@@ -28,6 +26,13 @@ struct PrepareArguments {
   std::vector<Text> texts;
 };
 int prepare_command(const PrepareArguments& arguments, std::ostream& out, std::ostream& err);
+
+// The start of ranks by --ranks (launcher/processes/supervisor.h).
+struct LaunchOptions {
+  std::optional<std::string> launcher;  // in a Slurm job: srun or mpirun; not set: srun
+  std::string container;     // Apptainer image whose birkhoff the ranks run; empty: this program
+  int launch_seconds = 300;  // maximum time for the start of all ranks
+};
 
 struct TrainArguments {
   std::string config, run;

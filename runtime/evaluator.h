@@ -54,9 +54,6 @@ class Evaluator {
   // this rank it calls `stops` (all ranks equally often, so `stops` may be collective); once that
   // returns true, the evaluation ends without a result.
   std::optional<Evaluation> run(const std::function<bool()>& stops);
-  Evaluation run() {
-    return *run([] { return false; });
-  }
   const EvaluationPlan& plan() const { return plan_; }
 
  private:

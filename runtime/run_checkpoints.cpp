@@ -42,6 +42,7 @@ namespace {
 constexpr double kGuessedBytesPerSecond = 100e6;  // written, and read back
 
 std::int64_t bytes_of_all_ranks(const std::vector<TensorPart>& shards, ProcessGroup& world) {
+  if (shards.empty()) return 0;
   const at::Tensor bytes = at::zeros({1}, at::kLong);
   for (const TensorPart& shard : shards) {
     if (shard.owner == world.rank()) {
@@ -67,7 +68,7 @@ std::string cure_of_divergence(std::optional<std::int64_t> newest_checkpoint) {
              : fmt::format("No checkpoint predates the divergence: {}", kCure);
 }
 
-RunCheckpoints::RunCheckpoints(CheckpointWriter& writer, ProcessGroup& world,
+RunCheckpoints::RunCheckpoints(CheckpointWriter* writer, ProcessGroup& world,
                                CheckpointHeader header, std::vector<TensorPart> shards,
                                std::optional<std::int64_t> newest, RunFolder* folder,
                                const Reporter& reporter)
@@ -101,7 +102,7 @@ void RunCheckpoints::save(const TrainState& state) {
   require_space();
   write_state(state, header_);
   header_.set_metrics_bytes(reporter_.metrics_bytes());
-  writer_.save(header_, shards_);
+  writer_->save(header_, shards_);
   confirmed_ = false;
   newest_begun_ = state.step;
   stall_ = Clock::now() - save_start_;
@@ -160,15 +161,15 @@ void RunCheckpoints::check_finite(const TrainState& state) const {
 }
 
 void RunCheckpoints::poll() {
-  if (!confirmed_) return;
+  if (!saves() || !confirmed_) return;
   const auto start = Clock::now();
-  note(start, writer_.poll().has_value());
+  note(start, writer_->poll().has_value());
 }
 
 void RunCheckpoints::finish() {
-  if (!confirmed_) return;
+  if (!saves() || !confirmed_) return;
   const auto start = Clock::now();
-  note(start, writer_.finish().has_value());
+  note(start, writer_->finish().has_value());
 }
 
 void RunCheckpoints::note(Clock::time_point start, bool committed) {

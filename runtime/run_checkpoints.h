@@ -32,44 +32,16 @@ std::vector<TensorPart> training_parts(Model& model, Optimizer& optimizer, int n
 // What the user should do about a diverged run; the end of a message.
 std::string cure_of_divergence(std::optional<std::int64_t> newest_checkpoint);
 
-// A trainer's checkpoints. The base class saves nothing. save(), poll() and finish() are collective
-// over the world.
-class Checkpoints {
+// A trainer's checkpoints. save(), poll() and finish() are collective over the world; their errors
+// are CheckpointWriter's. When a save is committed, rank 0 logs "saved step N: stall X ms, written
+// in Y s": how long training waited for it, over all calls, and the time from its start to its
+// commit.
+class RunCheckpoints {
  public:
-  virtual ~Checkpoints() = default;
-
-  virtual bool saves() const { return false; }
-  // Starts a save of a state that follows an applied step or is known to be sound; this confirms
-  // the previous save.
-  virtual void save(const TrainState& state) { (void)state; }
-  // FolderLost, on rank 0, if another job has taken the run's folder. Call it before other files
-  // are written there. Local.
-  virtual void require_folder() const {}
-  // Confirms the last save: gradients computed from its state are finite. Local; call it on all
-  // ranks alike.
-  virtual void confirm() {}
-  // Call between steps: commits a confirmed save that all ranks have written.
-  virtual void poll() {}
-  // Waits for a confirmed save. An unconfirmed save is dropped: its temporary folder is removed at
-  // the next start.
-  virtual void finish() {}
-
-  // Step of the newest checkpoint, if any. The same on all ranks. Local.
-  virtual std::optional<std::int64_t> newest() const { return std::nullopt; }
-  // The same, with the save that is still being written. Local.
-  virtual std::optional<std::int64_t> newest_begun() const { return std::nullopt; }
-  // Seconds from the start of a save to its commit, of the slowest so far; 0: none. Local.
-  virtual double save_seconds() const { return 0; }
-  // The same, or a guess from a save's size if there was none.
-  virtual double expected_save_seconds() const { return 0; }
-};
-
-class RunCheckpoints final : public Checkpoints {
- public:
-  // header: the fields that do not change (run, config, ranks, corpus, tokenizer). newest: step of
-  // the checkpoint that the run resumes from, if any. folder is rank 0's, null on other
-  // ranks. Collective over the world.
-  RunCheckpoints(CheckpointWriter& writer, ProcessGroup& world, CheckpointHeader header,
+  // writer: null: nothing is saved. header: the fields that do not change (run, config, ranks,
+  // corpus, tokenizer). newest: step of the checkpoint that the run resumes from, if any. folder is
+  // rank 0's, null on other ranks. Collective over the world if there are shards.
+  RunCheckpoints(CheckpointWriter* writer, ProcessGroup& world, CheckpointHeader header,
                  std::vector<TensorPart> shards, std::optional<std::int64_t> newest,
                  RunFolder* folder, const Reporter& reporter);
 
@@ -78,22 +50,31 @@ class RunCheckpoints final : public Checkpoints {
   // world.
   void check_space() const;
 
-  // Errors are CheckpointWriter's. When a save is committed, rank 0 logs "saved step N: stall X ms,
-  // written in Y s": how long training waited for it, over all calls, and the time from its start
-  // to its commit.
-  bool saves() const override { return true; }
-  // Error(kNumerical), on all ranks, if a value of the state is not finite: no later step can
-  // repair that. Error(kStorage) if the disk is too full. FolderLost as require_folder().
-  void save(const TrainState& state) override;
-  void require_folder() const override;
-  void confirm() override { confirmed_ = true; }
-  void poll() override;
-  void finish() override;
-
-  std::optional<std::int64_t> newest() const override { return newest_; }
-  std::optional<std::int64_t> newest_begun() const override { return newest_begun_; }
-  double save_seconds() const override { return save_seconds_; }
-  double expected_save_seconds() const override;
+  bool saves() const { return writer_ != nullptr; }
+  // Starts a save of a state that follows an applied step or is known to be sound; this confirms
+  // the previous save. Error(kNumerical), on all ranks, if a value of the state is not finite: no
+  // later step can repair that. Error(kStorage) if the disk is too full. FolderLost as
+  // require_folder().
+  void save(const TrainState& state);
+  // FolderLost, on rank 0, if another job has taken the run's folder. Call it before other files
+  // are written there. Local.
+  void require_folder() const;
+  // Confirms the last save: gradients computed from its state are finite. Local; call it on all
+  // ranks alike.
+  void confirm() { confirmed_ = true; }
+  // Call between steps: commits a confirmed save that all ranks have written.
+  void poll();
+  // Waits for a confirmed save. An unconfirmed save is dropped: its temporary folder is removed at
+  // the next start.
+  void finish();
+  // Step of the newest checkpoint, if any. The same on all ranks. Local.
+  std::optional<std::int64_t> newest() const { return newest_; }
+  // The same, with the save that is still being written. Local.
+  std::optional<std::int64_t> newest_begun() const { return newest_begun_; }
+  // Seconds from the start of a save to its commit, of the slowest so far; 0: none. Local.
+  double save_seconds() const { return save_seconds_; }
+  // The same, or a guess from a save's size if there was none.
+  double expected_save_seconds() const;
 
  private:
   using Clock = std::chrono::steady_clock;
@@ -103,7 +84,7 @@ class RunCheckpoints final : public Checkpoints {
   // Error(kStorage) unless a save fits on the disk. Returns, on rank 0, the bytes that stay free.
   std::int64_t require_space() const;
 
-  CheckpointWriter& writer_;
+  CheckpointWriter* const writer_;
   ProcessGroup& world_;
   CheckpointHeader header_;
   const std::vector<TensorPart> shards_;

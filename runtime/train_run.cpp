@@ -108,10 +108,6 @@ std::unique_ptr<Evaluator> evaluator_of_run(const Task& task, const configs::Eva
   return evaluator;
 }
 
-WatchdogLimits make_limits(const configs::Watchdog& config) {
-  return {config.seconds(), config.steps(), config.patient_seconds()};
-}
-
 // What the run's history calls this job.
 std::string job_id(const RunHooks& hooks, const World& world) {
   if (!hooks.job_id.empty()) return hooks.job_id;
@@ -232,8 +228,9 @@ Outcome run_logged(const configs::Config& config, const RunPaths& paths, bool fr
   ProcessGroup& group = mesh.data();
   const std::string id = job_id(hooks, world);
   Activity activity;
+  const configs::Watchdog& watchdog = config.watchdog();
   const Heartbeat heartbeat(
-      world.group(), make_limits(config.watchdog()),
+      world.group(), {watchdog.seconds(), watchdog.steps(), watchdog.patient_seconds()},
       [&] {
         return make_status(world, activity, {&world.group(), &group});
       },
@@ -316,7 +313,7 @@ Outcome run_logged(const configs::Config& config, const RunPaths& paths, bool fr
   // Over the world, because hashes are taken and compared on hosts, and all ranks hold the same
   // while the other axes of the mesh are 1.
   Agreement agreement(world.group(), shards, world.host());
-  RunCheckpoints checkpoints(writer, world.group(),
+  RunCheckpoints checkpoints(&writer, world.group(),
                              make_header(config, corpus, inputs, run.id, world.size()), shards,
                              run.resume_path.empty() ? std::nullopt : std::optional(resumed_from),
                              run.folder.get(), *reporter);

@@ -20,14 +20,14 @@ bool is_due(std::int64_t step, std::int64_t every) { return every > 0 && step % 
 }  // namespace
 
 Trainer::Trainer(TrainerParts parts)
-    : parts_(std::move(parts)),
+    : parts_(parts),
       step_(parts_.config.train(), parts_.model, parts_.group, parts_.world, parts_.buckets,
             parts_.optimizer, &parts_.activity),
       clock_(parts_.group.device()) {}
 
 Outcome Trainer::run(TrainState& state) {
   const configs::Config& config = parts_.config;
-  Checkpoints& checkpoints = parts_.checkpoints;
+  RunCheckpoints& checkpoints = parts_.checkpoints;
   if (any_asks_to_stop()) return end(state, true, "");
   const bool made_up_for = state.evaluation_due;
   if (made_up_for && !evaluate(state)) return end(state, true, "");
@@ -43,7 +43,8 @@ Outcome Trainer::run(TrainState& state) {
     const StepResult result = step(state);
     if (result.abandoned) {
       const std::string divergence = find_divergence(state, true);
-      const bool save = divergence.empty() && is_unsaved(state);
+      const bool save = divergence.empty() && checkpoints.saves() && state.step > 0 &&
+                        checkpoints.newest_begun() != state.step;
       if (save && !ranks_agree(state)) return Outcome::kRestore;
       if (save) begin_save(state);
       return end(state, true, divergence);
@@ -240,11 +241,6 @@ void Trainer::note_needed_seconds(double step_ms) {
   const double save = parts_.checkpoints.expected_save_seconds();
   // The step that runs when the time comes, the check of its state, and a slow save.
   parts_.stop.set_needed_seconds(5 + 2 * longest_step_seconds_ + 2 * save);
-}
-
-bool Trainer::is_unsaved(const TrainState& state) const {
-  return parts_.checkpoints.saves() && state.step > 0 &&
-         parts_.checkpoints.newest_begun() != state.step;
 }
 
 void Trainer::begin_save(const TrainState& state) {

@@ -48,7 +48,7 @@ struct TrainerParts {
   StopRequest& stop;   // of this process
   Reporter& reporter;  // of this rank
   Activity& activity;  // of this rank, for the watchdog
-  Checkpoints& checkpoints;
+  RunCheckpoints& checkpoints;
   Evaluator* evaluator = nullptr;  // null: no evaluation
   Agreement* agreement = nullptr;  // null: ranks are not compared
 };
@@ -86,8 +86,6 @@ class Trainer {
   bool any_asks_to_stop();
   // Tells the request how long a step and a save take.
   void note_needed_seconds(double step_ms);
-  // Whether no save of this step has begun, although steps are done.
-  bool is_unsaved(const TrainState& state) const;
   // Call only if the ranks agree.
   void begin_save(const TrainState& state);
   // At the end: why training cannot resume from the state; empty if it can. If the state is to be

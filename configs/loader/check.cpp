@@ -4,7 +4,7 @@
 
 #include <cmath>
 #include <cstdlib>
-#include <vector>
+#include <string>
 
 #include "cluster/base/text/plural.h"
 #include "cluster/base/text/utf8.h"
@@ -16,12 +16,21 @@ namespace {
 using google::protobuf::FieldDescriptor;
 using google::protobuf::Message;
 
-void check_number(const FieldDescriptor& field, double value, const std::string& printed,
-                  const std::string& path, const SourceLocations& places) {
-  if (!field.options().HasExtension(configs::range)) return;  // seeds
-  const std::string& range = field.options().GetExtension(configs::range);
-  if (Range(range).contains(value)) return;
-  config_error(places, path, "must be in {}, is {}", range_text(field), printed);
+void check_number(const Message& message, const FieldDescriptor& field, const std::string& path,
+                  const SourceLocations& places) {
+  const auto check = [&](auto value) {
+    if (Range(field.options().GetExtension(configs::range)).contains(static_cast<double>(value)))
+      return;
+    config_error(places, path, "must be in {}, is {}", range_text(field), value);
+  };
+  const auto& reflection = *message.GetReflection();
+  if (is_integer(field)) {
+    check(std::stoll(value_text(message, &field)));
+  } else if (field.cpp_type() == FieldDescriptor::CPPTYPE_FLOAT) {
+    check(reflection.GetFloat(message, &field));
+  } else {
+    check(reflection.GetDouble(message, &field));
+  }
 }
 
 void check_string(const std::string& value, const std::string& path,
@@ -36,52 +45,16 @@ void check_string(const std::string& value, const std::string& path,
 
 void check_message(const Message& message, const std::string& path, const SourceLocations& places) {
   const auto& reflection = *message.GetReflection();
-  std::vector<const FieldDescriptor*> fields;
-  reflection.ListFields(message, &fields);
-  for (const FieldDescriptor* field : fields) {
-    const std::string at = join_path(path, field->name());
-    const auto number = [&](auto value) {
-      check_number(*field, static_cast<double>(value), fmt::format("{}", value), at, places);
-    };
-    if (field->is_repeated()) {
-      for (int i = 0; i < reflection.FieldSize(message, field); ++i) {
-        const std::string entry = join_path(at, std::to_string(i));
-        if (field->cpp_type() == FieldDescriptor::CPPTYPE_MESSAGE) {
-          check_message(reflection.GetRepeatedMessage(message, field, i), entry, places);
-        } else if (field->cpp_type() == FieldDescriptor::CPPTYPE_STRING) {
-          check_string(reflection.GetRepeatedString(message, field, i), entry, places);
-        }
-      }
-      continue;
-    }
-    switch (field->cpp_type()) {
-      case FieldDescriptor::CPPTYPE_INT32:
-        number(reflection.GetInt32(message, field));
-        break;
-      case FieldDescriptor::CPPTYPE_INT64:
-        number(reflection.GetInt64(message, field));
-        break;
-      case FieldDescriptor::CPPTYPE_UINT32:
-        number(reflection.GetUInt32(message, field));
-        break;
-      case FieldDescriptor::CPPTYPE_UINT64:
-        number(reflection.GetUInt64(message, field));
-        break;
-      case FieldDescriptor::CPPTYPE_DOUBLE:
-        number(reflection.GetDouble(message, field));
-        break;
-      case FieldDescriptor::CPPTYPE_FLOAT:
-        number(reflection.GetFloat(message, field));
-        break;
-      case FieldDescriptor::CPPTYPE_STRING:
-        check_string(reflection.GetString(message, field), at, places);
-        break;
-      case FieldDescriptor::CPPTYPE_MESSAGE:
-        check_message(reflection.GetMessage(message, field), at, places);
-        break;
-      case FieldDescriptor::CPPTYPE_BOOL:
-      case FieldDescriptor::CPPTYPE_ENUM:
-        break;
+  for (const SetValue& value : set_values(message, path)) {
+    const FieldDescriptor* field = value.field;
+    if (value.message != nullptr) {
+      check_message(*value.message, value.path, places);
+    } else if (field->cpp_type() == FieldDescriptor::CPPTYPE_STRING) {
+      check_string(value.index < 0 ? reflection.GetString(message, field)
+                                   : reflection.GetRepeatedString(message, field, value.index),
+                   value.path, places);
+    } else if (field->options().HasExtension(configs::range)) {  // all numbers but seeds
+      check_number(message, *field, value.path, places);
     }
   }
 }
@@ -185,16 +158,14 @@ class ConsistencyCheck {
       }
     }
     if (config_.train().cuda_graph()) check_captured(message, path);
-    std::vector<const FieldDescriptor*> fields;
-    reflection.ListFields(message, &fields);
-    for (const FieldDescriptor* field : fields) {
-      const std::string at = join_path(path, field->name());
-      if (field->message_type() != nullptr) {
-        check_mechanism(reflection.GetMessage(message, field), at, causal);
+    for (const SetValue& value : set_values(message, path)) {
+      const FieldDescriptor* field = value.field;
+      if (value.message != nullptr) {
+        check_mechanism(*value.message, value.path, causal);
       } else if (field->options().GetExtension(configs::blocks_of_sequence)) {
-        check_max_blocks(reflection.GetInt32(message, field), block_length_of(message), at);
+        check_max_blocks(reflection.GetInt32(message, field), block_length_of(message), value.path);
       } else if (field->enum_type() != nullptr && causal) {
-        check_causal_blocks(*reflection.GetEnum(message, field), message, at);
+        check_causal_blocks(*reflection.GetEnum(message, field), message, value.path);
       }
     }
   }
@@ -254,11 +225,12 @@ class ConsistencyCheck {
       config_error(places_, "train.precision",
                    "fp64 needs device: cpu; on a GPU use fp32, or bf16 with fp32 parameters");
     }
-    if (train.zero_stage() > 0 && !optimizer_message().options().GetExtension(configs::slices)) {
+    if (train.zero_stage() > 0 &&
+        !optimizer().message_type()->options().GetExtension(configs::slices)) {
       config_error(places_, "train.zero_stage",
                    "must be 0 with train.optimizer.{}, whose state cannot be split into slices; "
                    "use train.optimizer.adamw, or leave zero_stage out",
-                   optimizer_name());
+                   optimizer().name());
     }
     if (train.cuda_graph()) check_cuda_graph();
     const auto& schedule = train.schedule();
@@ -290,10 +262,6 @@ class ConsistencyCheck {
     return *optimizer.GetReflection()->GetOneofFieldDescriptor(
         optimizer, optimizer.GetDescriptor()->oneof_decl(0));
   }
-  const google::protobuf::Descriptor& optimizer_message() const {
-    return *optimizer().message_type();
-  }
-  const std::string& optimizer_name() const { return optimizer().name(); }
 
   // A graph replays the same launches in every step.
   void check_cuda_graph() const {
@@ -301,12 +269,12 @@ class ConsistencyCheck {
     if (config_.device() != configs::Config::cuda) {
       config_error(places_, "train.cuda_graph", "needs device: cuda; leave it out on CPUs");
     }
-    if (!optimizer_message().options().GetExtension(configs::device_scalars)) {
+    if (!optimizer().message_type()->options().GetExtension(configs::device_scalars)) {
       config_error(
           places_, "train.cuda_graph",
           "must be false with train.optimizer.{}, whose update reads its rates from the host; "
           "use train.optimizer.adamw, or leave cuda_graph out",
-          optimizer_name());
+          optimizer().name());
     }
     if (train.invariant().shards() > 0) {
       config_error(
@@ -392,30 +360,23 @@ void check_consistency(const configs::Config& config, const SourceLocations& pla
 
 void check_trains(const Message& message, const SourceLocations& places, const std::string& path) {
   const auto& reflection = *message.GetReflection();
-  std::vector<const FieldDescriptor*> fields;
-  reflection.ListFields(message, &fields);
-  for (const FieldDescriptor* field : fields) {
-    const std::string at = join_path(path, field->name());
-    if (field->is_repeated()) {
-      for (int i = 0; field->message_type() && i < reflection.FieldSize(message, field); ++i) {
-        check_trains(reflection.GetRepeatedMessage(message, field, i), places,
-                     join_path(at, std::to_string(i)));
-      }
-    } else if (field->message_type()) {
-      check_trains(reflection.GetMessage(message, field), places, at);
-    } else if (field->enum_type()) {
-      const auto& value = *reflection.GetEnum(message, field);
-      if (!value.options().GetExtension(configs::evaluation_only)) continue;
-      config_error(places, at,
+  for (const SetValue& value : set_values(message, path)) {
+    const FieldDescriptor* field = value.field;
+    if (value.message != nullptr) {
+      check_trains(*value.message, places, value.path);
+    } else if (field->enum_type() != nullptr) {
+      const auto& choice = *reflection.GetEnum(message, field);
+      if (!choice.options().GetExtension(configs::evaluation_only)) continue;
+      config_error(places, value.path,
                    "{} is only for evaluation; train with another value, then use `birkhoff eval "
                    "RUN --set {}={}`",
-                   value.name(), at, value.name());
+                   choice.name(), value.path, choice.name());
     } else if (field->options().GetExtension(configs::measurement) &&
                reflection.GetBool(message, field)) {
-      config_error(places, at,
+      config_error(places, value.path,
                    "is only for evaluation; train without it, then use `birkhoff eval RUN --set "
                    "{}=true`",
-                   at);
+                   value.path);
     }
   }
 }

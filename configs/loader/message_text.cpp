@@ -9,12 +9,14 @@
 
 #include "cluster/base/text/utf8.h"
 #include "configs/loader/config_io.h"
+#include "configs/loader/source_locations.h"
 
 namespace birkhoff {
 
 using google::protobuf::Descriptor;
 using google::protobuf::EnumDescriptor;
 using google::protobuf::FieldDescriptor;
+using google::protobuf::Message;
 using google::protobuf::OneofDescriptor;
 
 namespace {
@@ -55,22 +57,41 @@ std::string plain_integer(const std::string& text) {
 }
 
 bool is_integer(const FieldDescriptor& field) {
-  switch (field.cpp_type()) {
-    case FieldDescriptor::CPPTYPE_INT32:
-    case FieldDescriptor::CPPTYPE_INT64:
-    case FieldDescriptor::CPPTYPE_UINT32:
-    case FieldDescriptor::CPPTYPE_UINT64:
-      return true;
-    default:
-      return false;
-  }
+  const FieldDescriptor::CppType type = field.cpp_type();
+  return type == FieldDescriptor::CPPTYPE_INT32 || type == FieldDescriptor::CPPTYPE_INT64 ||
+         type == FieldDescriptor::CPPTYPE_UINT32 || type == FieldDescriptor::CPPTYPE_UINT64;
 }
 
-std::string value_text(const google::protobuf::Message& message, const FieldDescriptor* field,
-                       int index) {
+std::string value_text(const Message& message, const FieldDescriptor* field, int index) {
   std::string text;
   google::protobuf::TextFormat::PrintFieldValueToString(message, field, index, &text);
   return text;
+}
+
+std::vector<const FieldDescriptor*> set_fields(const Message& message) {
+  std::vector<const FieldDescriptor*> fields;
+  message.GetReflection()->ListFields(message, &fields);
+  return fields;
+}
+
+std::vector<SetValue> set_values(const Message& message, const std::string& path) {
+  const auto& reflection = *message.GetReflection();
+  std::vector<SetValue> values;
+  for (const FieldDescriptor* field : set_fields(message)) {
+    const std::string at = join_path(path, field->name());
+    const bool is_message = field->message_type() != nullptr;
+    if (!field->is_repeated()) {
+      const Message* const own = is_message ? &reflection.GetMessage(message, field) : nullptr;
+      values.push_back({field, -1, at, own});
+      continue;
+    }
+    for (int i = 0; i < reflection.FieldSize(message, field); ++i) {
+      const Message* const own =
+          is_message ? &reflection.GetRepeatedMessage(message, field, i) : nullptr;
+      values.push_back({field, i, join_path(at, std::to_string(i)), own});
+    }
+  }
+  return values;
 }
 
 std::string range_text(const FieldDescriptor& field) {

@@ -1,4 +1,5 @@
-// Formatting of names and values from user input for one-line messages.
+// The values of Protobuf messages, and formatting of names and values from user input for one-line
+// messages.
 #pragma once
 
 #include <google/protobuf/descriptor.h>
@@ -18,6 +19,20 @@ std::string printable(std::string text);
 // A value that is not a message, as text; index is -1 for fields that are not lists.
 std::string value_text(const google::protobuf::Message& message,
                        const google::protobuf::FieldDescriptor* field, int index = -1);
+
+// The fields that are set, in the order of their numbers.
+std::vector<const google::protobuf::FieldDescriptor*> set_fields(
+    const google::protobuf::Message& message);
+
+// A value that is set: a field, or an entry of a list.
+struct SetValue {
+  const google::protobuf::FieldDescriptor* field;
+  int index;                                 // of the entry; -1: the field is no list
+  std::string path;                          // dotted (source_locations.h)
+  const google::protobuf::Message* message;  // null: the value is not a message
+};
+// All values that are set in the message at `path`, in the order of their fields' numbers.
+std::vector<SetValue> set_values(const google::protobuf::Message& message, const std::string& path);
 
 // "unknown field 'stepz' in train; did you mean 'steps'?". If no name is near, suggests where a
 // field of that name exists, or lists the fields of the message.

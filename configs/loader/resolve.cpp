@@ -1,8 +1,11 @@
 #include "configs/loader/check.h"
 
 #include <google/protobuf/descriptor.h>
+#include <google/protobuf/text_format.h>
 
 #include <vector>
+
+#include "configs/loader/message_text.h"
 
 namespace birkhoff {
 namespace {
@@ -10,33 +13,7 @@ namespace {
 using google::protobuf::FieldDescriptor;
 using google::protobuf::Message;
 using google::protobuf::Reflection;
-
-void set_default(Message& message, const FieldDescriptor* field) {
-  const Reflection& reflection = *message.GetReflection();
-  switch (field->cpp_type()) {
-    case FieldDescriptor::CPPTYPE_INT32:
-      return reflection.SetInt32(&message, field, field->default_value_int32());
-    case FieldDescriptor::CPPTYPE_INT64:
-      return reflection.SetInt64(&message, field, field->default_value_int64());
-    case FieldDescriptor::CPPTYPE_UINT32:
-      return reflection.SetUInt32(&message, field, field->default_value_uint32());
-    case FieldDescriptor::CPPTYPE_UINT64:
-      return reflection.SetUInt64(&message, field, field->default_value_uint64());
-    case FieldDescriptor::CPPTYPE_DOUBLE:
-      return reflection.SetDouble(&message, field, field->default_value_double());
-    case FieldDescriptor::CPPTYPE_FLOAT:
-      return reflection.SetFloat(&message, field, field->default_value_float());
-    case FieldDescriptor::CPPTYPE_BOOL:
-      return reflection.SetBool(&message, field, field->default_value_bool());
-    case FieldDescriptor::CPPTYPE_ENUM:
-      return reflection.SetEnum(&message, field, field->default_value_enum());
-    case FieldDescriptor::CPPTYPE_STRING:
-      return reflection.SetString(&message, field, field->default_value_string());
-    case FieldDescriptor::CPPTYPE_MESSAGE:
-      reflection.MutableMessage(&message, field);
-      return;
-  }
-}
+using google::protobuf::TextFormat;
 
 void set_defaults(Message& message) {
   const Reflection& reflection = *message.GetReflection();
@@ -49,12 +26,16 @@ void set_defaults(Message& message) {
       }
       continue;
     }
-    const bool set = reflection.HasField(message, field);
-    if (!set && !field->options().GetExtension(configs::replaced) &&
-        field->real_containing_oneof() == nullptr)
-      set_default(message, field);
-    if (is_message && reflection.HasField(message, field)) {
+    const bool unset = !reflection.HasField(message, field) &&
+                       !field->options().GetExtension(configs::replaced) &&
+                       field->real_containing_oneof() == nullptr;
+    if (is_message && (unset || reflection.HasField(message, field))) {
       set_defaults(*reflection.MutableMessage(&message, field));
+    } else if (unset) {
+      // An unset field prints its default.
+      const bool parsed =
+          TextFormat::ParseFieldValueFromString(value_text(message, field), field, &message);
+      require(parsed, "a default of the schema can be parsed");
     }
   }
 }
@@ -106,9 +87,7 @@ void share_heads(configs::Attention& attention, int heads) {
 // Replaces max_blocks = 0 in a mechanism and in the mechanisms inside it.
 void derive_max_blocks(Message& message, int sequence_length) {
   const auto& reflection = *message.GetReflection();
-  std::vector<const FieldDescriptor*> fields;
-  reflection.ListFields(message, &fields);
-  for (const FieldDescriptor* field : fields) {
+  for (const FieldDescriptor* field : set_fields(message)) {
     if (field->message_type() != nullptr) {
       derive_max_blocks(*reflection.MutableMessage(&message, field), sequence_length);
     } else if (field->options().GetExtension(configs::blocks_of_sequence) &&

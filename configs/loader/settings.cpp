@@ -137,9 +137,7 @@ class Setting {
     const std::unique_ptr<Message> scratch(message.New());
     const std::string plain = is_integer(field) ? plain_integer(value_) : "";
     parse(field.name() + ": " + (plain.empty() ? value_ : plain), *scratch, where);
-    std::vector<const FieldDescriptor*> fields;
-    scratch->GetReflection()->ListFields(*scratch, &fields);
-    if (fields.size() > 1) error("expected one value");
+    if (set_fields(*scratch).size() > 1) error("expected one value");
     message.GetReflection()->ClearField(&message, &field);
     message.MergeFrom(*scratch);
   }

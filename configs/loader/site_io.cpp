@@ -26,28 +26,13 @@ bool is_assignment(const std::string& text) {
          std::all_of(text.begin(), end, is_of_name);
 }
 
-void check_environment(const configs::Site& site, const SourceLocations& places) {
-  for (int i = 0; i < site.environment_size(); ++i) {
-    if (is_assignment(site.environment(i))) continue;
-    config_error(places, fmt::format("environment.{}", i), "{} must be NAME=value",
-                 quoted(site.environment(i)));
-  }
-}
-
-// `module load` would read such a name as an option.
-void check_modules(const configs::Site& site, const SourceLocations& places) {
-  for (int i = 0; i < site.modules_size(); ++i) {
-    if (!site.modules(i).empty() && site.modules(i)[0] != '-') continue;
-    config_error(places, fmt::format("modules.{}", i), "{} is not the name of a module",
-                 quoted(site.modules(i)));
-  }
-}
-
-void check_sbatch(const configs::Site& site, const SourceLocations& places) {
-  for (int i = 0; i < site.sbatch_size(); ++i) {
-    if (site.sbatch(i).starts_with('-')) continue;
-    config_error(places, fmt::format("sbatch.{}", i), "{} must be an option of sbatch: \"--mem=0\"",
-                 quoted(site.sbatch(i)));
+// Refuses the entries of a list that are not sound.
+template <typename IsSound>
+void check_entries(const google::protobuf::RepeatedPtrField<std::string>& entries, const char* list,
+                   const SourceLocations& places, const char* what, const IsSound& is_sound) {
+  for (int i = 0; i < entries.size(); ++i) {
+    if (is_sound(entries[i])) continue;
+    config_error(places, fmt::format("{}.{}", list, i), "{} {}", quoted(entries[i]), what);
   }
 }
 
@@ -91,9 +76,12 @@ configs::Site load_site(const std::filesystem::path& file) {
     config_error(places, "time_limit", "{} is not a time: write days-hours:minutes:seconds",
                  quoted(site.time_limit()));
   }
-  check_environment(site, places);
-  check_modules(site, places);
-  check_sbatch(site, places);
+  check_entries(site.environment(), "environment", places, "must be NAME=value", is_assignment);
+  // `module load` would read "-x" as an option.
+  check_entries(site.modules(), "modules", places, "is not the name of a module",
+                [](const std::string& module) { return !module.empty() && module[0] != '-'; });
+  check_entries(site.sbatch(), "sbatch", places, "must be an option of sbatch: \"--mem=0\"",
+                [](const std::string& option) { return option.starts_with('-'); });
   check_excluded(site, places);
   if (site.ranks_per_node() == 0) site.set_ranks_per_node(std::max(1, site.gpus_per_node()));
   check_node(site, places);

@@ -2,7 +2,7 @@
 
 #include <google/protobuf/descriptor.h>
 
-#include <vector>
+#include "configs/loader/message_text.h"
 
 namespace birkhoff {
 namespace {
@@ -16,9 +16,7 @@ using google::protobuf::Reflection;
 void drop_replaced(Message& config, const Message& later, const std::string& path,
                    SourceLocations& places) {
   const Reflection& reflection = *config.GetReflection();
-  std::vector<const FieldDescriptor*> fields;
-  later.GetReflection()->ListFields(later, &fields);
-  for (const FieldDescriptor* field : fields) {
+  for (const FieldDescriptor* field : set_fields(later)) {
     const std::string field_path = join_path(path, field->name());
     if (field->is_repeated()) {
       reflection.ClearField(&config, field);

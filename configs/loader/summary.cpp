@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <google/protobuf/descriptor.h>
 
+#include <algorithm>
 #include <map>
 #include <memory>
 
@@ -19,9 +20,7 @@ using google::protobuf::Message;
 void clear_defaults(Message& message) {
   const auto& reflection = *message.GetReflection();
   const std::unique_ptr<Message> fresh(message.New());
-  std::vector<const FieldDescriptor*> fields;
-  reflection.ListFields(message, &fields);
-  for (const FieldDescriptor* field : fields) {
+  for (const FieldDescriptor* field : set_fields(message)) {
     if (field->cpp_type() == FieldDescriptor::CPPTYPE_MESSAGE) {
       Message& below = *reflection.MutableMessage(&message, field);
       clear_defaults(below);
@@ -73,56 +72,28 @@ std::string groups_text(const configs::Attention& attention) {
   return text;
 }
 
-// Values, keyed by their path in the schema: indices of fields and of list entries.
-class FieldTable {
- public:
-  explicit FieldTable(std::size_t num_configs) : num_configs_(num_configs) {}
+// The values of all configs, keyed by their path in the schema: indices of fields and of list
+// entries.
+using Place = std::vector<int>;
+using FieldTable = std::map<Place, DifferingField>;
 
-  void add(const Message& message, std::size_t config) { add(message, config, "", {}); }
-
-  std::vector<DifferingField> differing() const {
-    std::vector<DifferingField> result;
-    for (const auto& [place, field] : fields_) {
-      for (const std::string& text : field.texts) {
-        if (text == field.texts[0]) continue;
-        result.push_back(field);
-        break;
-      }
+// Adds the values of a message at `path` and `at` in one of `num_configs` configs.
+void add_values(const Message& message, std::size_t config, std::size_t num_configs,
+                const std::string& path, const Place& at, FieldTable& table) {
+  for (const SetValue& value : set_values(message, path)) {
+    Place place = at;
+    place.push_back(value.field->index());
+    if (value.index >= 0) place.push_back(value.index);
+    if (value.message != nullptr) {
+      add_values(*value.message, config, num_configs, value.path, place, table);
+      continue;
     }
-    return result;
+    DifferingField& row = table[place];
+    row.path = value.path;
+    row.texts.resize(num_configs, "-");
+    row.texts[config] = value_text(message, value.field, value.index);
   }
-
- private:
-  using Place = std::vector<int>;
-
-  void add(const Message& message, std::size_t config, const std::string& path, const Place& at) {
-    const auto& reflection = *message.GetReflection();
-    std::vector<const FieldDescriptor*> fields;
-    reflection.ListFields(message, &fields);
-    for (const FieldDescriptor* field : fields) {
-      const std::string field_path = join_path(path, field->name());
-      Place place = at;
-      place.push_back(field->index());
-      if (field->cpp_type() != FieldDescriptor::CPPTYPE_MESSAGE) {
-        DifferingField& row = fields_[place];
-        row.path = field_path;
-        row.texts.resize(num_configs_, "-");
-        row.texts[config] = value_text(message, field);
-      } else if (!field->is_repeated()) {
-        add(reflection.GetMessage(message, field), config, field_path, place);
-      } else {
-        place.push_back(0);
-        for (int& i = place.back(); i < reflection.FieldSize(message, field); ++i) {
-          add(reflection.GetRepeatedMessage(message, field, i), config,
-              join_path(field_path, std::to_string(i)), place);
-        }
-      }
-    }
-  }
-
-  const std::size_t num_configs_;
-  std::map<Place, DifferingField> fields_;
-};
+}
 
 }  // namespace
 
@@ -142,9 +113,16 @@ std::string attention_text(const configs::Model& model) {
 }
 
 std::vector<DifferingField> differing_fields(const std::vector<configs::Config>& configs) {
-  FieldTable table(configs.size());
-  for (std::size_t i = 0; i < configs.size(); ++i) table.add(configs[i], i);
-  return table.differing();
+  FieldTable table;
+  for (std::size_t i = 0; i < configs.size(); ++i) {
+    add_values(configs[i], i, configs.size(), "", {}, table);
+  }
+  std::vector<DifferingField> result;
+  for (const auto& [place, field] : table) {
+    const auto differs = [&texts = field.texts](const auto& text) { return text != texts[0]; };
+    if (std::ranges::any_of(field.texts, differs)) result.push_back(field);
+  }
+  return result;
 }
 
 }  // namespace birkhoff

@@ -8,11 +8,12 @@
 
 #include <algorithm>
 #include <cctype>
+#include <map>
+#include <string>
 #include <vector>
 
 #include "cluster/base/text/utf8.h"
 #include "configs/loader/config_io.h"
-#include "configs/loader/field_finder.h"
 #include "configs/loader/message_text.h"
 
 namespace birkhoff {
@@ -35,6 +36,126 @@ struct FirstError : google::protobuf::io::ErrorCollector {
   }
   int line = 0, column = 0;
   std::string message;
+};
+
+// A token and the field that contains it. Lines and columns count from 0; a tab advances to the
+// next multiple of 8.
+struct TokenPosition {
+  int line = 0, column = 0;
+  std::string token;  // empty at the end of the text
+  // The innermost message; null inside an unknown field.
+  const Descriptor* message = nullptr;
+  // The field of that message; null between fields or if unknown.
+  const FieldDescriptor* field = nullptr;
+  std::string path;  // of the field or message, from the root
+};
+
+// Sets up a tokenizer as Protobuf's text-format parser does.
+void set_up_as_text_format(Tokenizer& tokenizer) {
+  tokenizer.set_comment_style(Tokenizer::SH_COMMENT_STYLE);
+  tokenizer.set_allow_f_after_float(true);
+  tokenizer.set_require_space_after_number(false);
+  tokenizer.set_allow_multiline_strings(true);
+}
+
+const FieldDescriptor* find(const Descriptor* message, const std::string& name) {
+  return message == nullptr ? nullptr : message->FindFieldByName(name);
+}
+
+bool is_string(const std::string& token) {
+  return token.starts_with('"') || token.starts_with('\'');
+}
+
+// Protobuf's parser reports errors without the field, and some of them one token late. This class
+// follows names and braces up to a position. It never fails: in malformed text it returns the last
+// field that it recognized.
+class FieldFinder {
+ public:
+  explicit FieldFinder(const Descriptor& root) { frames_.push_back({&root, ""}); }
+
+  void run(const std::string& text, int line, int column) {
+    google::protobuf::io::ArrayInputStream input(text.data(), static_cast<int>(text.size()));
+    FirstError ignored;
+    Tokenizer tokenizer(&input, &ignored);
+    set_up_as_text_format(tokenizer);
+    const auto behind = [&](const Tokenizer::Token& token) {
+      return token.line > line || (token.line == line && token.column > column);
+    };
+    while (tokenizer.Next()) {
+      if (behind(tokenizer.current())) return;
+      take(tokenizer.current());
+    }
+    if (!behind(tokenizer.current())) take(tokenizer.current());  // the end of the text
+  }
+
+  // The last token that starts at or before the position, and the token before that.
+  const TokenPosition& here() const { return here_; }
+  const TokenPosition& before() const { return before_; }
+
+ private:
+  struct Frame {
+    const Descriptor* message;
+    std::string path, field = {};
+    std::map<std::string, int> counts = {};  // elements of repeated fields so far
+    bool in_list = false;
+  };
+
+  void take(const Tokenizer::Token& token) {
+    const bool continues = is_string(token.text) && is_string(here_.token);  // one value
+    if (value_ended_ && !continues) {
+      frames_.back().field.clear();
+      value_ended_ = false;
+    }
+    const bool is_name =
+        token.type == Tokenizer::TYPE_IDENTIFIER && !in_value_ && !frames_.back().in_list;
+    if (is_name) frames_.back().field = token.text;
+    before_ = here_;
+    here_ = position(token);
+    if (is_name) return;
+    Frame& frame = frames_.back();
+    if (token.text == ":") {
+      in_value_ = true;
+    } else if (token.text == "[") {
+      frame.in_list = true;
+    } else if (token.text == "]") {
+      frame.in_list = in_value_ = false;
+      value_ended_ = true;
+    } else if (token.text == "{" || token.text == "<") {
+      enter_message();
+    } else if ((token.text == "}" || token.text == ">") && frames_.size() > 1) {
+      frames_.pop_back();
+      value_ended_ = !frames_.back().in_list;
+    } else if (in_value_ && token.text != "-" && !frame.in_list) {
+      in_value_ = false;
+      value_ended_ = true;
+    }
+  }
+
+  void enter_message() {
+    Frame& frame = frames_.back();
+    const FieldDescriptor* field = find(frame.message, frame.field);
+    std::string path = join_path(frame.path, frame.field);
+    if (field != nullptr && field->is_repeated()) {
+      path = join_path(path, std::to_string(frame.counts[frame.field]++));
+    }
+    in_value_ = false;
+    frames_.push_back({field == nullptr ? nullptr : field->message_type(), path});
+  }
+
+  TokenPosition position(const Tokenizer::Token& token) const {
+    const Frame& frame = frames_.back();
+    return {token.line,
+            token.column,
+            token.text,
+            frame.message,
+            find(frame.message, frame.field),
+            frame.field.empty() ? frame.path : join_path(frame.path, frame.field)};
+  }
+
+  std::vector<Frame> frames_;
+  bool in_value_ = false;     // after a colon
+  bool value_ended_ = false;  // the next token starts something new
+  TokenPosition here_, before_;
 };
 
 std::string got(const TokenPosition& position) {
@@ -136,24 +257,12 @@ std::optional<TextError> find_other_base(const std::string& text, const Descript
 
 void record_places(const Message& message, const TextFormat::ParseInfoTree& tree,
                    const std::string& name, const std::string& path, SourceLocations& places) {
-  std::vector<const FieldDescriptor*> fields;
-  message.GetReflection()->ListFields(message, &fields);
-  for (const FieldDescriptor* field : fields) {
-    const bool repeated = field->is_repeated();
-    const int count = repeated ? message.GetReflection()->FieldSize(message, field) : 1;
-    for (int i = 0; i < count; ++i) {
-      const int index = repeated ? i : -1;
-      std::string field_path = join_path(path, field->name());
-      if (repeated) field_path = join_path(field_path, std::to_string(i));
-      const TextFormat::ParseLocation location = tree.GetLocation(field, index);
-      places.set(field_path, fmt::format("{}:{}:{}", name, location.line + 1, location.column + 1));
-      if (field->cpp_type() == FieldDescriptor::CPPTYPE_MESSAGE) {
-        const auto& reflection = *message.GetReflection();
-        record_places(repeated ? reflection.GetRepeatedMessage(message, field, i)
-                               : reflection.GetMessage(message, field),
-                      *tree.GetTreeForNested(field, index), name, field_path, places);
-      }
-    }
+  for (const SetValue& value : set_values(message, path)) {
+    const TextFormat::ParseLocation location = tree.GetLocation(value.field, value.index);
+    places.set(value.path, fmt::format("{}:{}:{}", name, location.line + 1, location.column + 1));
+    if (value.message == nullptr) continue;
+    record_places(*value.message, *tree.GetTreeForNested(value.field, value.index), name,
+                  value.path, places);
   }
 }
 

@@ -48,20 +48,11 @@ class Search {
  private:
   void visit(const Message& message, const std::string& path, bool causal) {
     if (message.GetDescriptor() == configs::Encoder::descriptor()) causal = false;
-    const auto& reflection = *message.GetReflection();
-    std::vector<const FieldDescriptor*> fields;
-    reflection.ListFields(message, &fields);
-    for (const FieldDescriptor* field : fields) {
-      const std::string at = join_path(path, field->name());
-      if (field->message_type() == nullptr) {
-        if (!field->is_repeated()) visit_value(message, *field, at, causal);
-      } else if (field->is_repeated()) {
-        for (int i = 0; i < reflection.FieldSize(message, field); ++i) {
-          visit(reflection.GetRepeatedMessage(message, field, i), join_path(at, std::to_string(i)),
-                causal);
-        }
-      } else {
-        visit(reflection.GetMessage(message, field), at, causal);
+    for (const SetValue& value : set_values(message, path)) {
+      if (value.message != nullptr) {
+        visit(*value.message, value.path, causal);
+      } else if (value.index < 0) {
+        visit_value(message, *value.field, value.path, causal);
       }
     }
   }

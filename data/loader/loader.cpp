@@ -40,8 +40,10 @@ class BatchPool {
   // everything that the last user did before dropping theirs.
   static bool is_free(const at::Tensor& tensor, std::size_t sharing) {
     if (tensor.use_count() > 1 || tensor.storage().use_count() > sharing) return false;
+    // NOLINTBEGIN(performance-unnecessary-copy-initialization)
     { const at::Tensor dropped = tensor; }
     { const c10::Storage dropped = tensor.storage(); }
+    // NOLINTEND(performance-unnecessary-copy-initialization)
     return true;
   }
   static bool is_free(const Batch& batch) {

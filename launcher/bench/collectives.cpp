@@ -35,20 +35,9 @@ at::Tensor sum_in_rank_order(std::int64_t count, int ranks) {
 }  // namespace
 
 const char* collective_name(Collective what) {
-  switch (what) {
-    case Collective::kAllReduce:
-      return "all_reduce";
-    case Collective::kReduceScatter:
-      return "reduce_scatter";
-    case Collective::kAllGather:
-      return "all_gather";
-    case Collective::kAllToAll:
-      return "all_to_all";
-    case Collective::kBroadcast:
-      return "broadcast";
-  }
-  require(false, "a collective without a name");
-  return "";
+  constexpr const char* kNames[] = {"all_reduce", "reduce_scatter", "all_gather", "all_to_all",
+                                    "broadcast"};
+  return kNames[static_cast<std::size_t>(what)];
 }
 
 double bus_factor(Collective what, int ranks) {

@@ -40,6 +40,17 @@ using RunCollective =
 // The operations of a group, which must outlive the result.
 RunCollective group_collectives(ProcessGroup& group);
 
+// The same operations by the library that a ProcessGroup is built on, for reference.
+//
+// MPI_Allreduce and the like, blocking, over all ranks of the current World. Error(kPeer).
+RunCollective mpi_collectives();
+
+// ncclAllReduce and the like, on LibTorch's current stream. Joins the ranks of `control`, a group
+// for host tensors that is not used afterwards. `device`: this rank's GPU, which must be the
+// current one. Exists only in builds with CUDA. No operation may be running when the last copy of
+// the result is destroyed. Error(kPeer). Collective over control.
+RunCollective nccl_collectives(ProcessGroup& control, at::Device device);
+
 // The tensors of one operation on one rank, on the CPU. Every rank can compute all values.
 struct CollectiveTensors {
   at::Tensor output, input;

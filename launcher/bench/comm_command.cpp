@@ -16,7 +16,6 @@
 #include "cluster/base/gpu/device.h"
 #include "launcher/bench/collectives.h"
 #include "launcher/bench/other_load.h"
-#include "launcher/bench/peer.h"
 #include "launcher/commands.h"
 #include "launcher/measure/report.h"
 #include "launcher/processes/ranks.h"

@@ -20,12 +20,9 @@ void CommandLine::add_bench() {
       "  birkhoff bench step my.txtpb --set train.precision=bf16 --vocabulary 32000");
   step->add_option("CONFIG", bench_step_.config, "configuration (.txtpb)")->required();
   add_settings(step, bench_step_.settings);
-  step->add_option("--steps", bench_step_.steps, "number of steps to measure")
-      ->check(CLI::Range(1, 1'000'000))
-      ->capture_default_str();
-  step->add_option("--vocabulary", bench_step_.vocabulary, "number of token ids to draw from")
-      ->check(CLI::Range(std::int64_t{2}, std::int64_t{10'000'000}))
-      ->capture_default_str();
+  add_number(step, "--steps", bench_step_.steps, 1, 1'000'000, "number of steps to measure");
+  add_number(step, "--vocabulary", bench_step_.vocabulary, 2, 10'000'000,
+             "number of token ids to draw from");
   step->add_flag("--profile", bench_step_.profile, "also report the time of each operation");
 
   add_bench_attention(*c);
@@ -37,11 +34,8 @@ void CommandLine::add_bench() {
       "and the same operations\nby MPI (CPU) or NCCL (GPU).",
       "  birkhoff bench comm --ranks 2\n"
       "  srun --mpi=pmix -n 8 birkhoff bench comm --device cuda --bytes 1M-1G");
-  comm->add_option("--ranks", bench_comm_.ranks, "start this many MPI ranks here")
-      ->check(CLI::Range(2, 4096));
-  comm->add_option("--device", bench_comm_.device, "cpu, or cuda: one GPU per rank")
-      ->check(CLI::IsMember({"cpu", "cuda"}))
-      ->capture_default_str();
+  add_number(comm, "--ranks", bench_comm_.ranks, 2, 4096, "start this many MPI ranks here");
+  add_device(comm, bench_comm_.device, "cpu, or cuda: one GPU per rank");
   comm->add_option("--bytes", bench_comm_.bytes, "sizes, each four times the previous one")
       ->type_name("MIN-MAX")
       ->capture_default_str();
@@ -73,29 +67,22 @@ void CommandLine::add_bench_attention(CLI::App& bench) {
   c->add_option("MECHANISM", a.mechanisms,
                 "mechanisms of docs/configuration.md: names, or text with their fields")
       ->capture_default_str();
-  const auto size = [&](const char* name, std::int64_t& value, std::int64_t most,
-                        const char* what) {
-    c->add_option(name, value, what)
-        ->check(CLI::Range(std::int64_t{1}, most))
-        ->capture_default_str();
-  };
   c->add_option("--lengths", a.lengths, "tokens per sequence, one or several: 1024,4096")
       ->delimiter(',')
       ->allow_extra_args(false)
       ->check(CLI::Range(std::int64_t{1}, std::int64_t{1} << 24))
       ->capture_default_str();
-  size("--batch", a.batch, 1 << 20, "number of sequences");
-  size("--heads", a.heads, 65536, "number of heads");
-  size("--head-dim", a.head_dim, 65536, "dimension of a head's queries, keys and values");
+  add_number(c, "--batch", a.batch, 1, 1 << 20, "number of sequences");
+  add_number(c, "--heads", a.heads, 1, 65536, "number of heads");
+  add_number(c, "--head-dim", a.head_dim, 1, 65536,
+             "dimension of a head's queries, keys and values");
   c->add_option("--dtype", a.dtype, "type of queries, keys and values: fp32, fp64, bf16 or fp16")
       ->check(CLI::IsMember({"fp32", "fp64", "bf16", "fp16"}))
       ->capture_default_str();
   c->add_flag("--encoder", a.encoder, "queries also see later keys");
   c->add_flag("--library-defaults", a.library_defaults,
               "on a CPU: use the defaults of LibTorch and the allocator, not those of training");
-  c->add_option("--device", a.device, "cpu or cuda")
-      ->check(CLI::IsMember({"cpu", "cuda"}))
-      ->capture_default_str();
+  add_device(c, a.device, "cpu or cuda");
   c->add_flag("--recorded", a.recorded,
               "on a GPU: launch all candidates as CUDA graphs, like train.cuda_graph");
   add_rounds(c, a.rounds);
@@ -104,9 +91,8 @@ void CommandLine::add_bench_attention(CLI::App& bench) {
 }
 
 void CommandLine::add_rounds(CLI::App* command, int& rounds) {
-  command->add_option("--rounds", rounds, "number of interleaved rounds; medians are reported")
-      ->check(CLI::Range(1, 100'000))
-      ->capture_default_str();
+  add_number(command, "--rounds", rounds, 1, 100'000,
+             "number of interleaved rounds; medians are reported");
 }
 
 int CommandLine::run_bench(const std::vector<std::string>& arguments, std::ostream& out,

@@ -11,7 +11,6 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
-#include <ctime>
 #include <filesystem>
 #include <fstream>
 #include <functional>
@@ -45,12 +44,6 @@ constexpr std::int64_t kLength = 1024, kBatch = 64;
 constexpr std::int64_t kRoundBatches = 2048;  // about a fifth of a second
 constexpr std::int64_t kManyTokens = 1'000'000'000'000, kManyShards = 1000;
 constexpr std::uint64_t kSeed = 1;
-
-double processor_seconds(clockid_t clock) {
-  timespec time{};
-  clock_gettime(clock, &time);
-  return static_cast<double>(time.tv_sec) + 1e-9 * static_cast<double>(time.tv_nsec);
-}
 
 struct Seconds {
   double wall = 0, here = 0, elsewhere = 0;  // CPU time of this thread, of all other threads

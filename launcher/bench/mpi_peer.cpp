@@ -1,7 +1,7 @@
 #include <mpi.h>
 
 #include "cluster/mpi_check.h"
-#include "launcher/bench/peer.h"
+#include "launcher/bench/collectives.h"
 
 namespace birkhoff {
 

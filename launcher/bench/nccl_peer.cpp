@@ -6,7 +6,7 @@
 
 #include "cluster/base/error.h"
 #include "cluster/base/gpu/device.h"
-#include "launcher/bench/peer.h"
+#include "launcher/bench/collectives.h"
 
 namespace birkhoff {
 namespace {

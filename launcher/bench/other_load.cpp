@@ -27,16 +27,7 @@ double own_seconds() {
   return seconds;
 }
 
-}  // namespace
-
-ProcessorSeconds& ProcessorSeconds::operator+=(const ProcessorSeconds& other) {
-  all += other.all;
-  busy += other.busy;
-  stolen += other.stolen;
-  own += other.own;
-  return *this;
-}
-
+// Totals since the machine's start; zeros if the system does not report them.
 ProcessorSeconds processor_seconds_so_far() {
   const double tick = 1 / static_cast<double>(sysconf(_SC_CLK_TCK));
   ProcessorSeconds sum;
@@ -55,6 +46,16 @@ ProcessorSeconds processor_seconds_so_far() {
   }
   sum.own = own_seconds();
   return sum;
+}
+
+}  // namespace
+
+ProcessorSeconds& ProcessorSeconds::operator+=(const ProcessorSeconds& other) {
+  all += other.all;
+  busy += other.busy;
+  stolen += other.stolen;
+  own += other.own;
+  return *this;
 }
 
 void OtherLoad::begin() { start_ = processor_seconds_so_far(); }

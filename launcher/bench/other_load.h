@@ -15,9 +15,6 @@ struct ProcessorSeconds {
   ProcessorSeconds& operator+=(const ProcessorSeconds& other);
 };
 
-// Totals since the machine's start; zeros if the system does not report them.
-ProcessorSeconds processor_seconds_so_far();
-
 // Counts between begin() and end(), which may be called again.
 class OtherLoad {
  public:

@@ -3,12 +3,17 @@
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/mm.h>
 #include <ATen/ops/randn.h>
+#include <ATen/record_function.h>
 #include <c10/core/GradMode.h>
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
+#include <map>
+#include <memory>
 #include <ostream>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -16,7 +21,6 @@
 #include "cluster/base/error.h"
 #include "cluster/base/gpu/device.h"
 #include "configs/loader/config_io.h"
-#include "launcher/bench/operation_profile.h"
 #include "launcher/bench/other_load.h"
 #include "launcher/commands.h"
 #include "launcher/measure/report.h"
@@ -198,6 +202,61 @@ std::string measured_table(SyntheticTraining& training, const configs::Config& c
          table_row({"optimizer", figure(median(optimizer) * 1e3), "", "", "", "", ""}) +
          row("step", whole, 3 * forward_flops) +
          (graph ? row("step, recorded", replayed, 3 * forward_flops) : "") + other_load.note();
+}
+
+struct OpenOperation : at::ObserverContext {
+  std::string name;
+  double start = 0, children = 0;
+};
+
+struct SelfTime {
+  double seconds = 0;
+  int calls = 0;
+};
+
+// LibTorch's callbacks are plain functions, so an object cannot hold their results.
+thread_local std::vector<OpenOperation*> open_operations;
+thread_local std::map<std::string, SelfTime> self_times;
+
+std::unique_ptr<at::ObserverContext> enter(const at::RecordFunction& function) {
+  auto operation = std::make_unique<OpenOperation>();
+  operation->name = function.name();
+  operation->start = wall_seconds();
+  open_operations.push_back(operation.get());
+  return operation;
+}
+
+void leave(const at::RecordFunction&, at::ObserverContext* context) {
+  const auto* operation = static_cast<OpenOperation*>(context);
+  const double seconds = wall_seconds() - operation->start;
+  open_operations.pop_back();
+  if (!open_operations.empty()) open_operations.back()->children += seconds;
+  SelfTime& time = self_times[operation->name];
+  time.seconds += seconds - operation->children;
+  ++time.calls;
+}
+
+// Runs `work` a few times and returns a Markdown table of LibTorch's operations: self time (without
+// the operations that an operation calls) and calls per run, the most expensive first. Our kernels
+// that are not operations of LibTorch's dispatcher count toward their caller. Sees only the calling
+// thread, so no operations on a GPU.
+std::string operation_profile(const std::function<void()>& work) {
+  constexpr int kRuns = 10;
+  constexpr std::size_t kMaxRows = 16;
+  self_times.clear();
+  const auto handle = at::addThreadLocalCallback(at::RecordFunctionCallback(enter, leave));
+  for (int i = 0; i < kRuns; ++i) work();
+  at::removeCallback(handle);
+  std::vector<std::pair<std::string, SelfTime>> rows(self_times.begin(), self_times.end());
+  std::sort(rows.begin(), rows.end(),
+            [](const auto& a, const auto& b) { return a.second.seconds > b.second.seconds; });
+  rows.resize(std::min(rows.size(), kMaxRows));
+  std::string table = table_head({"operation", "self time, ms", "calls"});
+  for (const auto& [name, time] : rows) {
+    table +=
+        table_row({name, figure(time.seconds / kRuns * 1e3), std::to_string(time.calls / kRuns)});
+  }
+  return table;
 }
 
 }  // namespace

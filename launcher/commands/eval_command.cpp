@@ -3,19 +3,23 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <filesystem>
 #include <functional>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <ostream>
 
 #include "cluster/base/cpu.h"
+#include "cluster/base/error.h"
+#include "cluster/base/text/plural.h"
 #include "cluster/mesh.h"
 #include "data/corpus/corpus.h"
+#include "data/prepare/prepare.h"
 #include "launcher/commands.h"
 #include "launcher/commands/model_tokenizer.h"
 #include "launcher/commands/progress_lines.h"
-#include "launcher/commands/text_corpus.h"
 #include "launcher/processes/ranks.h"
+#include "launcher/processes/scratch_folder.h"
 #include "launcher/processes/supervisor.h"
 #include "launcher/runs/run_paths.h"
 #include "runtime/evaluator.h"
@@ -26,6 +30,34 @@
 
 namespace birkhoff {
 namespace {
+
+// A corpus that holds a whole text in one split. Its folder is removed with this object, or when
+// the process ends.
+class TextCorpus {
+ public:
+  static constexpr char kSplit[] = "train";
+
+  // text: a file, a folder, or "-": standard input. Notes on the text go to err. Error(kData) if it
+  // is too short to predict a token; other errors as in prepare_corpus().
+  TextCorpus(const TokenizerSource& tokenizer, const std::string& text, std::ostream& err) {
+    PrepareOptions options;
+    options.out = folder().string();
+    options.like = tokenizer;
+    options.valid_fraction = 0;
+    options.paths = {text};
+    for (const std::string& note : prepare_corpus(options).notes)
+      err << "birkhoff: " << note << '\n';
+    const std::int64_t tokens = Corpus(folder()).split(kSplit).stream(0).elements();
+    if (tokens < 2) {
+      fail(ExitCode::kData, "--text {}: {}, too few to predict one; give more text", text,
+           counted(tokens, "token"));
+    }
+  }
+  std::filesystem::path folder() const { return scratch_.path() / "corpus"; }
+
+ private:
+  ScratchFolder scratch_{"text"};
+};
 
 // Runs the evaluator. Rank 0 shows a line of progress.
 Evaluation evaluate_shown(Evaluator& evaluator, const std::string& evaluated,

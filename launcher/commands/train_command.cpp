@@ -25,7 +25,6 @@
 #include "launcher/processes/ranks.h"
 #include "launcher/processes/restarts.h"
 #include "launcher/processes/supervisor.h"
-#include "launcher/processes/time_limit.h"
 #include "launcher/runs/train_checks.h"
 #include "runtime/checkpoint/commit.h"
 #include "runtime/checkpoint/run_folder.h"

@@ -75,8 +75,8 @@ Judgement judge_speed(const Answers& answers, const char* unit, const char* cure
     if (cpu_share < kFullShare) {
       found += fmt::format("; it had a CPU for {:.0f} % of the time", 100 * cpu_share);
     }
-    judgement.findings.push_back({slowest < kVerySlow * usual ? Verdict::kFail : Verdict::kWarn,
-                                  host.front().host, ranks, found, cure});
+    judgement.add(slowest < kVerySlow * usual ? Verdict::kFail : Verdict::kWarn, host.front().host,
+                  ranks, found, cure);
   }
   return judgement;
 }

@@ -52,6 +52,16 @@ struct Finding {
 struct Judgement {
   std::string summary;  // what was seen, for a check without findings
   std::vector<Finding> findings = {};
+
+  void add(Verdict verdict, std::string host, std::vector<int> ranks, std::string found,
+           std::string cure) {
+    findings.push_back(
+        {verdict, std::move(host), std::move(ranks), std::move(found), std::move(cure)});
+  }
+  // Adds a finding about one rank.
+  void add(Verdict verdict, const Answer& answer, std::string found, std::string cure) {
+    add(verdict, answer.host, {answer.rank}, std::move(found), std::move(cure));
+  }
 };
 
 enum class Scope { kOnce, kHost, kRank };                       // who is probed

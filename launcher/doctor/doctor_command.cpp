@@ -72,8 +72,7 @@ int examine_in_world(const DoctorArguments& arguments, World& world, std::ostrea
   const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
   out << table_of(examination)
       << fmt::format("{}: {} on {}, examined in {:.1f} s\n", verdict_name(examination.verdict()),
-                     counted(examination.ranks, "rank"),
-                     counted(static_cast<std::int64_t>(examination.hosts.size()), "host"),
+                     counted(examination.ranks, "rank"), counted(examination.hosts.size(), "host"),
                      seconds.count());
   if (!arguments.json.empty()) {
     Facts json = examination.json();

@@ -15,18 +15,9 @@ namespace birkhoff {
 namespace {
 
 bool is_fulfilled(Needs needs, const Subject& subject) {
-  const bool config = subject.names_configuration(), run = subject.run.has_value();
-  switch (needs) {
-    case Needs::kNothing:
-      return true;
-    case Needs::kConfigFile:
-      return config;
-    case Needs::kRunFolder:
-      return run;
-    case Needs::kBoth:
-      return config && run;
-  }
-  return false;
+  const bool config = needs == Needs::kConfigFile || needs == Needs::kBoth;
+  const bool run = needs == Needs::kRunFolder || needs == Needs::kBoth;
+  return (!config || subject.names_configuration()) && (!run || subject.run);
 }
 
 // The checks to run. Collective over the world.
@@ -226,15 +217,8 @@ std::string place_text(const Finding& finding) {
 }
 
 const char* verdict_name(Verdict verdict) {
-  switch (verdict) {
-    case Verdict::kPass:
-      return "pass";
-    case Verdict::kWarn:
-      return "warn";
-    case Verdict::kFail:
-      return "fail";
-  }
-  return "";
+  constexpr const char* kNames[] = {"pass", "warn", "fail"};
+  return kNames[static_cast<std::size_t>(verdict)];
 }
 
 ExaminedCheck judge(const Check& check, const Answers& answers) {

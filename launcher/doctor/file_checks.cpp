@@ -136,27 +136,22 @@ Judgement judge_run_folder(const Answers& answers) {
   if (!first.facts.at("made").get<bool>()) return {"rank 0 has made no folder for a trial"};
   const std::string folder = first.facts.at("folder").get<std::string>();
   Judgement judgement{folder + ": one folder for all ranks; fsync, rename and flock work"};
-  const auto fails = [&](const Answer& answer, const std::string& found, const char* cure) {
-    judgement.findings.push_back({Verdict::kFail, answer.host, {answer.rank}, found, cure});
-  };
   constexpr const char* kShare =
       "mount the same shared file system on all hosts, or choose a --run there";
   const bool rank_0_has_failed = !first.facts.contains("names");  // it may have held no lock
   Answers seeing;
   for (const Answer& answer : answers) {
     if (!answer.facts.at("sees").get<bool>()) {
-      fails(answer, fmt::format("does not see what rank 0 writes in {}", folder), kShare);
+      judgement.add(Verdict::kFail, answer,
+                    fmt::format("does not see what rank 0 writes in {}", folder), kShare);
       continue;
     }
     seeing.push_back(answer);
     if (!rank_0_has_failed && !answer.facts.at("locked").get<bool>()) {
-      judgement.findings.push_back(
-          {Verdict::kWarn,
-           answer.host,
-           {answer.rank},
-           fmt::format("locks (flock) in {} are not honoured", folder),
-           "mount it with locks (Lustre: flock; NFS: local_lock=none): only the lease guards the "
-           "folder, so a job may wait ten seconds for one that is gone"});
+      judgement.add(
+          Verdict::kWarn, answer, fmt::format("locks (flock) in {} are not honoured", folder),
+          "mount it with locks (Lustre: flock; NFS: local_lock=none): only the lease guards the "
+          "folder, so a job may wait ten seconds for one that is gone");
     }
   }
   if (rank_0_has_failed) return judgement;
@@ -164,17 +159,16 @@ Judgement judge_run_folder(const Answers& answers) {
   for (const Answer& answer : seeing) {
     const std::string file = fmt::format("rank-{}", answer.rank);
     if (std::find(names.begin(), names.end(), file) == names.end()) {
-      fails(answer, fmt::format("rank 0 does not see what it writes in {}", folder), kShare);
+      judgement.add(Verdict::kFail, answer,
+                    fmt::format("rank 0 does not see what it writes in {}", folder), kShare);
     }
   }
   const Majority majority = majority_of(seeing, "inode");
   for (const Answer& other : majority.others) {
-    judgement.findings.push_back({Verdict::kWarn,
-                                  other.host,
-                                  {other.rank},
-                                  fmt::format("{} has inode {} instead of {}", folder,
-                                              fact_of(other, "inode"), majority.value),
-                                  "make sure that it is the same file system on all hosts"});
+    judgement.add(Verdict::kWarn, other,
+                  fmt::format("{} has inode {} instead of {}", folder, fact_of(other, "inode"),
+                              majority.value),
+                  "make sure that it is the same file system on all hosts");
   }
   return judgement;
 }
@@ -203,13 +197,10 @@ Judgement judge_space(const Answers& answers) {
                                   answer.facts.at("speed").get<double>())};
   if (free >= checkpoint * kept) return judgement;
   // The space is the file system's, not the host's.
-  judgement.findings.push_back(
-      {free < checkpoint ? Verdict::kFail : Verdict::kWarn,
-       "",
-       {},
-       fmt::format("{}: {} free, but {} of {} each are kept at a time", folder, size_text(free),
-                   kept, size_text(checkpoint)),
-       "free space there, choose another --run, or lower checkpoint.keep"});
+  judgement.add(free < checkpoint ? Verdict::kFail : Verdict::kWarn, "", {},
+                fmt::format("{}: {} free, but {} of {} each are kept at a time", folder,
+                            size_text(free), kept, size_text(checkpoint)),
+                "free space there, choose another --run, or lower checkpoint.keep");
   return judgement;
 }
 

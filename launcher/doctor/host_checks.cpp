@@ -82,18 +82,17 @@ Judgement judge_hosts(const Answers& answers) {
   const std::vector<Answers> hosts = by_host(answers);
   std::vector<std::string> names;
   for (const Answers& host : hosts) names.push_back(host.front().host);
-  Judgement judgement{fmt::format(
-      "{}: {}", counted(static_cast<std::int64_t>(hosts.size()), "host"), fmt::join(names, ", "))};
+  Judgement judgement{fmt::format("{}: {}", counted(hosts.size(), "host"), fmt::join(names, ", "))};
   for (const Answers& host : hosts) {
     std::vector<int> others;  // on a machine other than the host's first rank's
     for (const Answer& answer : host) {
       if (answer.facts.at("boot") != host.front().facts.at("boot")) others.push_back(answer.rank);
     }
     if (others.empty()) continue;
-    judgement.findings.push_back(
-        {Verdict::kFail, host.front().host, others,
-         fmt::format("rank {} is on another machine with the same name", host.front().rank),
-         "give each machine its own host name: messages and exclude lists name hosts"});
+    judgement.add(
+        Verdict::kFail, host.front().host, others,
+        fmt::format("rank {} is on another machine with the same name", host.front().rank),
+        "give each machine its own host name: messages and exclude lists name hosts");
   }
   return judgement;
 }
@@ -118,29 +117,21 @@ Judgement judge_threads(const Answers& answers) {
       threads += its;
       if (its <= static_cast<int>(own.size())) continue;
       a_rank_has_too_many = true;
-      judgement.findings.push_back(
-          {Verdict::kWarn,
-           answer.host,
-           {answer.rank},
-           fmt::format("{} on {}{}", counted(its, "thread"),
-                       counted(static_cast<std::int64_t>(own.size()), "core"), binding),
-           "set OMP_NUM_THREADS to the number of cores of a rank"});
+      judgement.add(
+          Verdict::kWarn, answer,
+          fmt::format("{} on {}{}", counted(its, "thread"), counted(own.size(), "core"), binding),
+          "set OMP_NUM_THREADS to the number of cores of a rank");
     }
     if (threads > static_cast<int>(cores.size()) && !a_rank_has_too_many) {
-      judgement.findings.push_back(
-          {Verdict::kWarn,
-           host.front().host,
-           {},
-           fmt::format("{} with {} share {}{}",
-                       counted(static_cast<std::int64_t>(host.size()), "rank"),
-                       counted(threads, "thread"),
-                       counted(static_cast<std::int64_t>(cores.size()), "core"), binding),
-           "start fewer ranks there, or give each its own cores (srun --cpus-per-task, mpirun "
-           "--map-by)"});
+      judgement.add(
+          Verdict::kWarn, host.front().host, {},
+          fmt::format("{} with {} share {}{}", counted(host.size(), "rank"),
+                      counted(threads, "thread"), counted(cores.size(), "core"), binding),
+          "start fewer ranks there, or give each its own cores (srun --cpus-per-task, mpirun "
+          "--map-by)");
     }
-    judgement.summary +=
-        fmt::format("{}{} on {}", judgement.summary.empty() ? "" : "; ", counted(threads, "thread"),
-                    counted(static_cast<std::int64_t>(cores.size()), "core"));
+    judgement.summary += fmt::format("{}{} on {}", judgement.summary.empty() ? "" : "; ",
+                                     counted(threads, "thread"), counted(cores.size(), "core"));
   }
   return judgement;
 }
@@ -162,7 +153,7 @@ Judgement judge_limits(const Answers& answers) {
   constexpr std::int64_t kFiles = 256, kFilesOfRank = 2;
   Judgement judgement{"open files, locked memory, address space"};
   const auto warn = [&](const Answer& answer, const std::string& found, const std::string& cure) {
-    judgement.findings.push_back({Verdict::kWarn, answer.host, {answer.rank}, found, cure});
+    judgement.add(Verdict::kWarn, answer, found, cure);
   };
   for (const Answer& answer : answers) {
     const auto limit = [&](const char* name) { return answer.facts.at(name).get<std::int64_t>(); };
@@ -223,9 +214,9 @@ Judgement judge_clock(const Answers& answers) {
   Judgement judgement{fmt::format("clocks agree to {:.3f} s", most)};
   const auto find = [&](double difference, const std::string& host, const std::vector<int>& ranks,
                         const std::string& found) {
-    judgement.findings.push_back(
-        {difference < kFailSeconds ? Verdict::kWarn : Verdict::kFail, host, ranks, found,
-         "synchronize clocks (chronyc makestep): ages of files and times in logs are wrong"});
+    judgement.add(
+        difference < kFailSeconds ? Verdict::kWarn : Verdict::kFail, host, ranks, found,
+        "synchronize clocks (chronyc makestep): ages of files and times in logs are wrong");
   };
   const auto is_usual = [](double its) { return std::abs(its) < kWarnSeconds; };
   if (2 * std::count_if(seconds.begin(), seconds.end(), is_usual) <= std::ssize(seconds)) {
@@ -323,13 +314,11 @@ Judgement judge_network(const Answers& answers) {
   Judgement judgement{"all ranks reach rank 0 by TCP"};
   for (const Answer& answer : answers) {
     if (!answer.facts.at("reached").get<std::string>().empty()) continue;
-    judgement.findings.push_back(
-        {Verdict::kWarn,
-         answer.host,
-         {answer.rank},
-         fmt::format("no TCP connection to rank 0 on {} (its port {})", answers.front().host,
-                     answer.facts.at("port").get<std::string>()),
-         "open the firewall between the hosts: without it the watchdog does not see this rank"});
+    judgement.add(
+        Verdict::kWarn, answer,
+        fmt::format("no TCP connection to rank 0 on {} (its port {})", answers.front().host,
+                    answer.facts.at("port").get<std::string>()),
+        "open the firewall between the hosts: without it the watchdog does not see this rank");
   }
   return judgement;
 }
@@ -358,15 +347,13 @@ Judgement judge_memory_files(const Answers& answers) {
       judgement.summary += fmt::format(
           "{}{:.0f} MiB free in {}", judgement.summary.empty() ? "" : "; ", free / kMebibyte, name);
       if (free >= needed) return;
-      judgement.findings.push_back(
-          {free < kNothing ? Verdict::kFail : Verdict::kWarn,
-           answer.host,
-           {},
-           fmt::format("{:.1f} MiB are free in {}, and {} may need {:.0f}", free / kMebibyte, name,
-                       counted(ranks, "rank"), needed / kMebibyte),
-           fmt::format("remove files that ended jobs left in {}, or enlarge it (containers: "
-                       "--shm-size)",
-                       name)});
+      judgement.add(
+          free < kNothing ? Verdict::kFail : Verdict::kWarn, answer.host, {},
+          fmt::format("{:.1f} MiB are free in {}, and {} may need {:.0f}", free / kMebibyte, name,
+                      counted(ranks, "rank"), needed / kMebibyte),
+          fmt::format("remove files that ended jobs left in {}, or enlarge it (containers: "
+                      "--shm-size)",
+                      name));
     };
     compare("memory", "memory_bytes", ranks * kMemoryOfRank);
     if (answer.facts.at("other") != answer.facts.at("memory")) {

@@ -9,7 +9,6 @@
 #include "cluster/base/files/checksum.h"
 #include "cluster/base/files/file.h"
 #include "cluster/base/gpu/device.h"
-#include "cluster/base/gpu/gpu_identity.h"
 #include "cluster/base/slurm_environment.h"
 #include "cluster/base/text/plural.h"
 #include "configs/loader/config_io.h"
@@ -67,19 +66,14 @@ Judgement judge_world(const Answers& answers) {
     const std::string tasks = answer.facts.at("tasks").get<std::string>();
     if (tasks.empty() || tasks == ranks) continue;
     if (answer.facts.at("by_srun").get<bool>()) {
-      judgement.findings.push_back(
-          {Verdict::kFail,
-           answer.host,
-           {answer.rank},
-           fmt::format("Slurm started {} tasks, but MPI sees {} ranks", tasks, ranks),
-           "start with srun --mpi=pmix, and with this program's MPI library"});
+      judgement.add(Verdict::kFail, answer,
+                    fmt::format("Slurm started {} tasks, but MPI sees {} ranks", tasks, ranks),
+                    "start with srun --mpi=pmix, and with this program's MPI library");
     } else {
-      judgement.findings.push_back(
-          {Verdict::kWarn,
-           answer.host,
-           {answer.rank},
-           fmt::format("the Slurm job has {} tasks, but mpirun started {} ranks", tasks, ranks),
-           "give --ranks or mpirun -n the number of tasks, unless tasks are left out on purpose"});
+      judgement.add(
+          Verdict::kWarn, answer,
+          fmt::format("the Slurm job has {} tasks, but mpirun started {} ranks", tasks, ranks),
+          "give --ranks or mpirun -n the number of tasks, unless tasks are left out on purpose");
     }
   }
   return judgement;
@@ -105,12 +99,9 @@ Judgement judge_program(const Answers& answers) {
   for (const auto& [key, value] : keys.items()) {
     const Majority majority = majority_of(answers, key.c_str());
     for (const Answer& other : majority.others) {
-      judgement.findings.push_back(
-          {Verdict::kFail,
-           other.host,
-           {other.rank},
-           fmt::format("{}: {} instead of {}", key, fact_of(other, key), majority.value),
-           "install the same build and the same libraries on all hosts"});
+      judgement.add(Verdict::kFail, other,
+                    fmt::format("{}: {} instead of {}", key, fact_of(other, key), majority.value),
+                    "install the same build and the same libraries on all hosts");
     }
   }
   return judgement;
@@ -138,11 +129,7 @@ Judgement judge_configuration(const Answers& answers) {
     if (difference.empty()) {
       difference = fmt::format("hash {} instead of {}", fact_of(other, "hash"), majority.value);
     }
-    judgement.findings.push_back({Verdict::kFail,
-                                  other.host,
-                                  {other.rank},
-                                  difference,
-                                  "give all ranks the same file and settings"});
+    judgement.add(Verdict::kFail, other, difference, "give all ranks the same file and settings");
   }
   return judgement;
 }
@@ -166,12 +153,10 @@ Judgement judge_corpus(const Answers& answers) {
   const Majority majority = majority_of(answers, "fingerprint");
   Judgement judgement{fmt::format("{}, readable on all ranks", majority.value)};
   for (const Answer& other : majority.others) {
-    judgement.findings.push_back(
-        {Verdict::kFail,
-         other.host,
-         {other.rank},
-         fmt::format("corpus {} instead of {}", fact_of(other, "fingerprint"), majority.value),
-         "copy the same corpus to all hosts, or name a shared folder in data.corpus"});
+    judgement.add(
+        Verdict::kFail, other,
+        fmt::format("corpus {} instead of {}", fact_of(other, "fingerprint"), majority.value),
+        "copy the same corpus to all hosts, or name a shared folder in data.corpus");
   }
   return judgement;
 }
@@ -200,12 +185,9 @@ Judgement judge_gpus(const Answers& answers) {
   const Majority majority = majority_of(with_gpu, "name");
   Judgement judgement{fmt::format("{}, one for each rank", majority.value)};
   for (const Answer& other : majority.others) {
-    judgement.findings.push_back(
-        {Verdict::kWarn,
-         other.host,
-         {other.rank},
-         fmt::format("{} instead of {}", fact_of(other, "name"), majority.value),
-         "the slowest GPU sets the pace: use GPUs of one kind"});
+    judgement.add(Verdict::kWarn, other,
+                  fmt::format("{} instead of {}", fact_of(other, "name"), majority.value),
+                  "the slowest GPU sets the pace: use GPUs of one kind");
   }
   for (const auto& [gpu, ranks] : users) {
     if (ranks.size() == 1 || ranks.front()->facts.value("shared", false)) continue;

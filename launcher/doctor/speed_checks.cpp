@@ -6,8 +6,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <chrono>
-#include <ctime>
 #include <exception>
 #include <functional>
 #include <map>
@@ -17,6 +15,7 @@
 #include "cluster/base/gpu/device.h"
 #include "launcher/doctor/probes.h"
 #include "launcher/failure.h"
+#include "launcher/measure/report.h"
 
 #ifdef BIRKHOFF_CUDA
 #include "cluster/nccl_group.h"
@@ -25,15 +24,11 @@
 namespace birkhoff {
 namespace {
 
-using Clock = std::chrono::steady_clock;
-
 constexpr int kRounds = 5;  // of which the fastest counts: other load may use a host for a moment
 constexpr double kRoundSeconds = 0.2;  // longer than the periods in which limits on CPU time count
 constexpr int kMaxTurns = 8;
 
-double seconds_since(Clock::time_point start) {
-  return std::chrono::duration<double>(Clock::now() - start).count();
-}
+double seconds_since(double start) { return wall_seconds() - start; }
 
 bool uses_gpu(const Subject& subject) {
   return subject.configuration && subject.configuration->device() == configs::Config::cuda;
@@ -43,20 +38,13 @@ at::Device device_of(const Subject& subject) {
   return uses_gpu(subject) ? cuda_device(subject.world.local_rank()) : at::Device(at::kCPU);
 }
 
-// Seconds of CPU time of all threads of this process.
-double cpu_seconds() {
-  timespec time{};
-  ::clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &time);
-  return static_cast<double>(time.tv_sec) + 1e-9 * static_cast<double>(time.tv_nsec);
-}
-
 // Operations per second, in the fastest round.
 double rate_of(at::Device device, const std::function<void()>& operation) {
   operation();  // the first one also allocates
   synchronize(device);
   double best = 0;
   for (int round = 0; round < kRounds; ++round) {
-    const Clock::time_point start = Clock::now();
+    const double start = wall_seconds();
     int done = 0;
     do {
       operation();
@@ -91,10 +79,11 @@ Facts measure_in_turns(const Subject& subject, const std::function<double()>& me
     world.barrier("doctor: turn");
     if (subject.world.local_rank() / together != turn) continue;
     try {
-      const Clock::time_point start = Clock::now();
-      const double cpu_start = cpu_seconds();
+      const double start = wall_seconds();
+      const double cpu_start = processor_seconds(CLOCK_PROCESS_CPUTIME_ID);
       speed = measure();
-      cpu_share = (cpu_seconds() - cpu_start) / seconds_since(start) / computing_threads;
+      cpu_share = (processor_seconds(CLOCK_PROCESS_CPUTIME_ID) - cpu_start) / seconds_since(start) /
+                  computing_threads;
     } catch (...) {
       error = std::current_exception();
     }
@@ -124,7 +113,7 @@ double exchange_rate(std::unique_ptr<ProcessGroup> pair, const at::Tensor& sums)
 #endif
   const auto reduce = [&](std::int64_t times) {
     pair->barrier("doctor: exchange");
-    const Clock::time_point start = Clock::now();
+    const double start = wall_seconds();
     for (std::int64_t i = 0; i < times; ++i)
       pair->all_reduce(sums, ReduceOp::kSum, "doctor: exchange");
     synchronize(device);
@@ -285,11 +274,10 @@ Judgement judge_exchange_speed(const Answers& answers) {
   Judgement judgement = judge_speed(measured, "GB/s", kCure);
   for (const Answer& answer : measured) {
     if (!answer.facts.contains("failure")) continue;
-    judgement.findings.push_back({Verdict::kWarn,
-                                  "",  // its partner may be to blame
-                                  {answer.rank},
-                                  "exchange " + answer.facts.at("failure").get<std::string>(),
-                                  kCure});
+    judgement.add(Verdict::kWarn,
+                  "",  // its partner may be to blame
+                  {answer.rank}, "exchange " + answer.facts.at("failure").get<std::string>(),
+                  kCure);
   }
   return judgement;
 }

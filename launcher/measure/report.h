@@ -4,6 +4,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <ctime>
 #include <string>
 #include <vector>
 
@@ -11,6 +12,9 @@ namespace birkhoff {
 
 // Seconds of a steady clock.
 double wall_seconds();
+
+// Seconds of CPU time: clock CLOCK_PROCESS_CPUTIME_ID or CLOCK_THREAD_CPUTIME_ID.
+double processor_seconds(clockid_t clock);
 
 // Returns the upper one if there are two middle values; `values` must not be empty.
 double median(std::vector<double> values);

@@ -7,7 +7,6 @@
 #include <cmath>
 #include <map>
 #include <memory>
-#include <set>
 
 #include "cluster/base/cpu.h"
 #include "configs/schema/options.pb.h"
@@ -42,16 +41,10 @@ bool optimizer_has_slices(const configs::Optimizer& optimizer) {
 std::int64_t batch_bytes(const configs::Config& config, std::int64_t rows) {
   configs::Config one = config;
   one.mutable_train()->set_global_batch(1);
-  std::set<const void*> seen;
-  std::int64_t bytes = 0;
   const Batch batch = make_task(one)->synthetic_batch(/*vocabulary=*/2, at::kCPU);
-  const auto add = [&](const at::Tensor& tensor) {
-    if (seen.insert(tensor.storage().unsafeGetStorageImpl()).second) {
-      bytes += static_cast<std::int64_t>(tensor.storage().nbytes());
-    }
-  };
-  for (const auto& [name, tensor] : batch.fields) add(tensor);
-  add(batch.sample_ids_B);
+  std::vector<at::Tensor> tensors = {batch.sample_ids_B};
+  for (const auto& [name, tensor] : batch.fields) tensors.push_back(tensor);
+  std::int64_t bytes = memory_bytes(tensors);
   if (config.data().restart_at_documents()) bytes += 12L * config.data().sequence_length();
   return rows * bytes;
 }

@@ -1,4 +1,4 @@
-#include "launcher/plan/plan_tables.h"
+#include "launcher/plan/plan.h"
 
 #include <algorithm>
 #include <cmath>

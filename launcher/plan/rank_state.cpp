@@ -76,21 +76,6 @@ class CountingGroup : public ProcessGroup {
   std::vector<Exchange>& exchanges_;
 };
 
-// Bytes of the memory that the tensors share, each piece once.
-class MemoryOf {
- public:
-  void add(const at::Tensor& tensor) {
-    if (seen_.insert(tensor.storage().unsafeGetStorageImpl()).second) {
-      bytes_ += static_cast<std::int64_t>(tensor.storage().nbytes());
-    }
-  }
-  std::int64_t bytes() const { return bytes_; }
-
- private:
-  std::set<const c10::StorageImpl*> seen_;
-  std::int64_t bytes_ = 0;
-};
-
 // The objects of rank 0 that hold its state.
 struct StatefulParts {
   StatefulParts(const configs::Config& config, std::int64_t vocabulary, ProcessGroup& group)
@@ -117,6 +102,17 @@ CheckpointHeader typical_header(const configs::Config& config, std::int64_t voca
 
 }  // namespace
 
+std::int64_t memory_bytes(const std::vector<at::Tensor>& tensors) {
+  std::set<const c10::StorageImpl*> seen;
+  std::int64_t bytes = 0;
+  for (const at::Tensor& tensor : tensors) {
+    if (seen.insert(tensor.storage().unsafeGetStorageImpl()).second) {
+      bytes += static_cast<std::int64_t>(tensor.storage().nbytes());
+    }
+  }
+  return bytes;
+}
+
 RankState rank_state(const configs::Config& config, std::int64_t vocabulary, int num_ranks) {
   RankState state;
   const bool is_gpu = config.device() == configs::Config::cuda;
@@ -132,9 +128,9 @@ RankState rank_state(const configs::Config& config, std::int64_t vocabulary, int
   for (const Statistic& statistic : parts.model->parameters().statistics()) {
     state.values_bytes += static_cast<std::int64_t>(statistic.value.nbytes());
   }
-  MemoryOf optimizer;
-  for (const TensorPart& part : parts.optimizer->state()) optimizer.add(part.data);
-  state.optimizer_bytes = optimizer.bytes();
+  std::vector<at::Tensor> optimizer;
+  for (const TensorPart& part : parts.optimizer->state()) optimizer.push_back(part.data);
+  state.optimizer_bytes = memory_bytes(optimizer);
 
   // The communication of TrainingStep's two halves.
   const std::int64_t num_shards = config.train().invariant().shards();

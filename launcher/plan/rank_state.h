@@ -3,6 +3,8 @@
 // device, which has sizes and no memory, and with groups that count. Local.
 #pragma once
 
+#include <ATen/core/Tensor.h>
+
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -11,6 +13,9 @@
 #include "runtime/checkpoint/layout.h"
 
 namespace birkhoff {
+
+// Bytes of the memory of tensors, which may share some.
+std::int64_t memory_bytes(const std::vector<at::Tensor>& tensors);
 
 // Collective operations of a step with one purpose.
 struct Exchange {

@@ -4,9 +4,9 @@
 
 #include <algorithm>
 #include <numeric>
-#include <vector>
 
 #include "configs/loader/check.h"
+#include "configs/loader/message_text.h"
 #include "configs/schema/options.pb.h"
 
 namespace birkhoff {
@@ -19,9 +19,7 @@ using google::protobuf::Message;
 template <typename Visit>
 void visit_integers(Message& message, const Visit& visit) {
   const auto& reflection = *message.GetReflection();
-  std::vector<const FieldDescriptor*> fields;
-  reflection.ListFields(message, &fields);
-  for (const FieldDescriptor* field : fields) {
+  for (const FieldDescriptor* field : set_fields(message)) {
     if (field->is_repeated()) {
       for (int i = 0; i < reflection.FieldSize(message, field); ++i) {
         visit_integers(*reflection.MutableRepeatedMessage(&message, field, i), visit);

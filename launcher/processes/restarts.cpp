@@ -2,21 +2,18 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <iterator>
+
 #include "cluster/base/error.h"
 
 namespace birkhoff {
 
 bool Restarts::may_pass(int code) {
-  switch (static_cast<ExitCode>(code)) {
-    case ExitCode::kInternal:  // mpirun's own failures have this code, too
-    case ExitCode::kStorage:
-    case ExitCode::kPeer:
-    case ExitCode::kHang:
-    case ExitCode::kMemory:
-      return true;
-    default:
-      return false;
-  }
+  using enum ExitCode;
+  // mpirun's own failures have the code kInternal, too.
+  constexpr ExitCode kTemporary[] = {kInternal, kStorage, kPeer, kHang, kMemory};
+  return std::ranges::find(kTemporary, static_cast<ExitCode>(code)) != std::end(kTemporary);
 }
 
 bool is_failure(int code) {

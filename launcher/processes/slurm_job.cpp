@@ -11,12 +11,16 @@
 #include "cluster/base/error.h"
 #include "cluster/base/slurm_environment.h"
 #include "cluster/base/text/plural.h"
+#include "configs/loader/site_io.h"
 #include "launcher/processes/command_output.h"
 
 namespace birkhoff {
 namespace {
 
-constexpr std::chrono::seconds kCommandLimit{30}, kNodeLimit{10};
+using Seconds = std::chrono::duration<double>;
+
+constexpr std::chrono::seconds kCommandLimit{30}, kNodeLimit{10}, kAnswerLimit{10};
+constexpr std::chrono::minutes kAskEvery{3};
 
 std::vector<std::string> words_of(const std::string& text) {
   std::istringstream words(text);
@@ -30,6 +34,16 @@ bool has_ended(const std::string& id) {
   const CommandOutput state = output_of(squeue({"--jobs=" + id, "--format=%T"}), kCommandLimit);
   return state.code == 0 ? state.out.empty()
                          : state.err.find("Invalid job id") != std::string::npos;
+}
+
+// The end of the job, in seconds since 1970. It is computed from the remaining time, which depends
+// on no time zone.
+std::optional<double> end_of_job(const std::string& job) {
+  const CommandOutput left = output_of(squeue({"--jobs=" + job, "--format=%L"}), kAnswerLimit);
+  if (left.code != 0) return std::nullopt;
+  const auto time = slurm_time(left.out.substr(0, left.out.find('\n')));  // not of "UNLIMITED"
+  const Seconds now = std::chrono::system_clock::now().time_since_epoch();
+  return time ? std::optional((now + *time).count()) : std::nullopt;
 }
 
 }  // namespace
@@ -78,6 +92,40 @@ std::vector<std::string> SlurmJob::end_steps(std::size_t wanted) const {
     if (outputs[i].out.starts_with("here")) responding.push_back(nodes[i]);
   }
   return responding;
+}
+
+TimeLimit::TimeLimit() {
+  if (const auto job = slurm_job_id())
+    thread_ = std::thread([this, job = *job] { ask_again_and_again(job); });
+}
+
+TimeLimit::~TimeLimit() {
+  {
+    const std::lock_guard lock(mutex_);
+    stop_ = true;
+  }
+  wakes_.notify_one();
+  if (thread_.joinable()) thread_.join();
+}
+
+std::optional<double> TimeLimit::end() const {
+  const double seconds = seconds_;
+  return seconds > 0 ? std::optional(seconds) : std::nullopt;
+}
+
+void TimeLimit::ask_again_and_again(const std::string& job) {
+  std::unique_lock lock(mutex_);
+  while (!stop_) {
+    lock.unlock();
+    try {
+      // If Slurm does not answer, its last answer stands.
+      if (const std::optional<double> end = end_of_job(job)) seconds_ = *end;
+    } catch (const Error&) {
+      // No process can be started now; perhaps later.
+    }
+    lock.lock();
+    wakes_.wait_for(lock, kAskEvery, [this] { return stop_; });
+  }
 }
 
 namespace {

@@ -2,9 +2,13 @@
 // lost ranks can be restarted on the remaining nodes.
 #pragma once
 
+#include <atomic>
+#include <condition_variable>
 #include <cstddef>
+#include <mutex>
 #include <optional>
 #include <string>
+#include <thread>
 #include <vector>
 
 namespace birkhoff {
@@ -23,6 +27,29 @@ struct SlurmJob {
   // Kills the steps of this name. Returns the nodes that start a process, in the order of `nodes`.
   // Waits up to ten seconds for them, or two more once `wanted` nodes have responded.
   std::vector<std::string> end_steps(std::size_t wanted) const;
+};
+
+// The time at which Slurm will end this process's job. A thread asks Slurm every few minutes,
+// because the time can be changed.
+class TimeLimit {
+ public:
+  // Does nothing outside a Slurm job.
+  TimeLimit();
+  ~TimeLimit();
+  TimeLimit(const TimeLimit&) = delete;
+  TimeLimit& operator=(const TimeLimit&) = delete;
+
+  // Seconds since 1970; nullopt: not known yet, or there is no limit. Never waits.
+  std::optional<double> end() const;
+
+ private:
+  void ask_again_and_again(const std::string& job);
+
+  std::atomic<double> seconds_{0};  // 0: not known
+  std::mutex mutex_;
+  std::condition_variable wakes_;
+  bool stop_ = false;  // guarded by mutex_
+  std::thread thread_;
 };
 
 // The placement of a job's ranks.

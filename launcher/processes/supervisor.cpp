@@ -9,10 +9,13 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <charconv>
 #include <chrono>
 #include <csignal>
 #include <cstdlib>
 #include <cstring>
+#include <filesystem>
+#include <fstream>
 #include <optional>
 #include <random>
 #include <thread>
@@ -20,7 +23,7 @@
 #include "cluster/base/cpu.h"
 #include "cluster/base/error.h"
 #include "cluster/base/files/file.h"
-#include "launcher/processes/marked_processes.h"
+#include "launcher/commands.h"
 #include "launcher/processes/shared_memory_folder.h"
 
 namespace birkhoff {
@@ -301,6 +304,43 @@ std::optional<int> wait_for(pid_t mpirun, const StopSignals& signals, LostLaunch
     std::this_thread::sleep_for(kLook);
   }
   return std::nullopt;
+}
+
+// False for a process that has ended, reaped or not, or that belongs to another user: its variables
+// cannot be read.
+bool was_started_with(pid_t process, const std::string& variable) {
+  std::ifstream environment("/proc/" + std::to_string(process) + "/environ", std::ios::binary);
+  for (std::string entry; std::getline(environment, entry, '\0');) {
+    if (entry == variable) return true;
+  }
+  return false;
+}
+
+std::vector<pid_t> marked_processes(const std::string& variable) {
+  std::vector<pid_t> found;
+  std::error_code error;
+  for (const auto& entry : std::filesystem::directory_iterator("/proc", error)) {
+    const std::string name = entry.path().filename();
+    pid_t process = 0;
+    const char* const name_end = name.data() + name.size();
+    if (std::from_chars(name.data(), name_end, process).ptr != name_end) continue;
+    if (process != getpid() && was_started_with(process, variable)) found.push_back(process);
+  }
+  return found;
+}
+
+// Kills all other processes on this machine that were started with the variable ("NAME=VALUE") or
+// have inherited it, whatever their current parents are, and waits until they are gone. Returns
+// those that remain after ten seconds: they are killed but wait for a file system or a device.
+std::vector<pid_t> end_marked_processes(const std::string& variable) {
+  using Clock = std::chrono::steady_clock;
+  const Clock::time_point give_up = Clock::now() + std::chrono::seconds(10);
+  for (;;) {
+    const std::vector<pid_t> left = marked_processes(variable);
+    for (const pid_t process : left) kill(process, SIGKILL);
+    if (left.empty() || Clock::now() > give_up) return left;
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  }
 }
 
 // `name`: the launcher that was late.

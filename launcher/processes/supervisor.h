@@ -10,11 +10,12 @@
 #include <string>
 #include <vector>
 
-#include "launcher/launch_options.h"
 #include "launcher/processes/slurm_job.h"
 #include "runtime/stopping/signals.h"
 
 namespace birkhoff {
+
+struct LaunchOptions;  // commands.h
 
 // The supervisor sets this environment variable to tell its ranks that the user's terminal can show
 // a progress bar.

@@ -28,8 +28,8 @@ std::string picture_of(const std::vector<RunSummary>& runs) {
     }
     const int colour = static_cast<int>(i);
     const std::string name = fmt::format("{}  {}", i + 1, runs[i].folder.string());
-    lines.push_back(train_line(train, "", colour));
-    lines.push_back(held_out_line(held_out, name, colour));
+    lines.push_back(curve_line(train, false, "", colour));
+    lines.push_back(curve_line(held_out, true, name, colour));
     for (std::size_t line = lines.size() - 2; line < lines.size(); ++line) {
       lines[line].dashed = i / kColours % 2 == 1;
     }

@@ -100,19 +100,8 @@ RunSummary read_run(const std::filesystem::path& folder) {
 }
 
 const char* state_name(RunState state) {
-  switch (state) {
-    case RunState::kNew:
-      return "new";
-    case RunState::kRunning:
-      return "running";
-    case RunState::kStopped:
-      return "stopped";
-    case RunState::kDiverged:
-      return "diverged";
-    case RunState::kFinished:
-      return "finished";
-  }
-  return "";
+  constexpr const char* kNames[] = {"new", "running", "stopped", "diverged", "finished"};
+  return kNames[static_cast<std::size_t>(state)];
 }
 
 RunFigures figures_of(const MetricsRecords& records) {

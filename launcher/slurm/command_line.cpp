@@ -25,30 +25,22 @@ void CommandLine::add_submit() {
   c->add_option("--exclude-file", submit_.exclude_file,
                 "file of hosts to avoid, as written by `doctor --exclude-file`")
       ->type_name("FILE");
-  c->add_option("--nodes", submit_.nodes, "number of nodes per job")
-      ->check(CLI::Range(1, 65536))
-      ->capture_default_str();
+  add_number(c, "--nodes", submit_.nodes, 1, 65536, "number of nodes per job");
   c->add_option("--time", submit_.time, "time limit per job; default: the site profile's")
       ->type_name("D-HH:MM:SS");
-  c->add_option("--restarts", submit_.restarts,
-                "restart lost or hung ranks in the same job, at most N times in a row without a "
-                "new checkpoint")
-      ->check(CLI::Range(0, 1'000'000))
-      ->capture_default_str();
-  c->add_option("--spare-nodes", submit_.spare_nodes, "keep N of the nodes as spares for lost ones")
-      ->check(CLI::Range(0, 65536))
-      ->capture_default_str();
-  c->add_option("--min-ranks", submit_.min_ranks,
-                "minimum number of ranks to continue with after losing nodes; default: all")
-      ->check(CLI::Range(1, 4096));
+  add_number(c, "--restarts", submit_.restarts, 0, 1'000'000,
+             "restart lost or hung ranks in the same job, at most N times in a row without a "
+             "new checkpoint");
+  add_number(c, "--spare-nodes", submit_.spare_nodes, 0, 65536,
+             "keep N of the nodes as spares for lost ones");
+  add_number(c, "--min-ranks", submit_.min_ranks, 1, 4096,
+             "minimum number of ranks to continue with after losing nodes; default: all");
   c->add_option("--least-ranks", submit_.min_ranks)->group("");  // its former name, not shown
   add_settings(c, submit_.settings);
   c->add_flag("--fresh", submit_.fresh,
               "move the old contents of the run folder to RUN/before-fresh-K now, and start over");
-  c->add_option("--chain", submit_.chain,
-                "submit a chain of N jobs, each resuming when the previous one ends")
-      ->check(CLI::Range(1, 1000))
-      ->capture_default_str();
+  add_number(c, "--chain", submit_.chain, 1, 1000,
+             "submit a chain of N jobs, each resuming when the previous one ends");
   c->add_option("--sweep", submit_.sweep, "submit one run per value, in RUN/VALUE, as an array job")
       ->type_name("PATH=VALUE,VALUE,...");
   c->add_option("--name", submit_.name, "job name; default: the run folder's name");
@@ -67,10 +59,8 @@ void CommandLine::add_looks() {
                  "  birkhoff tail run/big\n"
                  "  birkhoff tail run/big --lines 100 --no-follow");
   tail->add_option("RUN", tail_.run, "run folder")->required();
-  tail->add_option("--lines", tail_.lines,
-                   "start with the last N lines of the newest output and of the metrics")
-      ->check(CLI::Range(0, 1'000'000))
-      ->capture_default_str();
+  add_number(tail, "--lines", tail_.lines, 0, 1'000'000,
+             "start with the last N lines of the newest output and of the metrics");
   tail->add_flag_callback(
       "--no-follow", [this] { tail_.follow = false; }, "print these lines and exit");
   CLI::App* cancel =
@@ -78,13 +68,6 @@ void CommandLine::add_looks() {
                  "  birkhoff cancel run/big\n"
                  "  birkhoff cancel run/rates/1e-3");
   cancel->add_option("RUN", cancel_run_, "run folder, or the folder of a sweep")->required();
-}
-
-int CommandLine::run_slurm(std::ostream& out, std::ostream& err) {
-  if (app_.got_subcommand("submit")) return submit_command(submit_, out, err);
-  if (app_.got_subcommand("status")) return status_command(status_, out, err);
-  if (app_.got_subcommand("tail")) return tail_command(tail_, out, err);
-  return cancel_command(cancel_run_, out, err);
 }
 
 }  // namespace birkhoff

@@ -122,10 +122,7 @@ std::string text_of(const Known& run) {
   return text;
 }
 
-ordered_json number_or_null(double value) {
-  return std::isfinite(value) ? ordered_json(value) : ordered_json(nullptr);
-}
-
+// Numbers that are not known are NaN, which JSON shows as null.
 ordered_json json_of(const Known& run) {
   const State state = state_of(run);
   ordered_json json = {
@@ -136,14 +133,14 @@ ordered_json json_of(const Known& run) {
     const RunTotals totals = totals_of(summary);
     json["step"] = summary.step;
     json["steps"] = summary.config.train().steps();
-    json["tokens_per_second"] = number_or_null(figures.tokens_per_second);
-    json["step_ms"] = number_or_null(figures.step_ms);
-    json["seconds_left"] = number_or_null(seconds_left(summary));
+    json["tokens_per_second"] = figures.tokens_per_second;
+    json["step_ms"] = figures.step_ms;
+    json["seconds_left"] = seconds_left(summary);
     json["checkpoint_step"] = summary.checkpoints.empty() ? 0 : summary.checkpoints.back();
     json["restarts"] = totals.restarts;
     json["lost_steps"] = totals.lost_steps;
     json["lost_seconds"] = totals.lost_seconds;
-    json["effective"] = number_or_null(totals.effective_seconds / totals.seconds);
+    json["effective"] = totals.effective_seconds / totals.seconds;
     ordered_json ends = ordered_json::array();
     for (const Job& job : summary.jobs) {
       if (job.end)
@@ -158,7 +155,7 @@ ordered_json json_of(const Known& run) {
     json["jobs"].push_back({{"id", job.id},
                             {"state", job.state},
                             {"nodes", job.nodes},
-                            {"seconds_left", number_or_null(seconds_of(job.time_left))},
+                            {"seconds_left", seconds_of(job.time_left)},
                             {"reason", job.reason}});
   }
   return json;

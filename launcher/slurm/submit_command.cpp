@@ -27,7 +27,7 @@
 #include "launcher/runs/run_summary.h"
 #include "launcher/runs/train_checks.h"
 #include "launcher/slurm/batch_script.h"
-#include "launcher/slurm/queue.h"
+#include "launcher/slurm/run_jobs.h"
 #include "launcher/slurm/submissions.h"
 #include "runtime/checkpoint/run_folder.h"
 
@@ -174,21 +174,16 @@ void warn_of_short_time(const fs::path& run, const configs::Site& site, std::chr
 }
 
 void check_not_queued(const fs::path& run) {
-  const std::vector<SubmittedJob> submitted = submitted_jobs(run);
-  if (submitted.empty()) return;
-  std::vector<std::string> ids;
-  for (const SubmittedJob& job : submitted) ids.push_back(job.id);
-  const auto queue = queued_jobs();
-  if (!queue) {
+  const RunJobs jobs = known_jobs(run);
+  if (!jobs.squeue_answers) {
     fail(ExitCode::kUsage,
          "{}: squeue does not answer, so it is not known whether a job of it waits: try again",
          run.string());
   }
-  const std::vector<QueuedJob> jobs = jobs_with(*queue, ids);
-  if (jobs.empty()) return;
+  if (jobs.queued.empty()) return;
   fail(ExitCode::kUsage,
        "{}: its job {} is in the queue ({}): wait for its end, or `birkhoff cancel` it first",
-       run.string(), jobs[0].id, jobs[0].state);
+       run.string(), jobs.queued[0].id, jobs.queued[0].state);
 }
 
 // The options of `train` for the start of ranks.
@@ -385,12 +380,9 @@ int submit_command(const SubmitArguments& arguments, std::ostream& out, std::ost
   forget_callers_job(site, err);
   for (const Planned& run : submission.runs) check_not_queued(run.folder);
   for (const std::string& id : queue_jobs(submission, job, arguments)) {
-    out << fmt::format(
-        "job {}: {}, {}{}, at most {}\n", id, counted(arguments.nodes, "node"),
-        counted(ranks, "rank"),
-        sweep ? " for each of " + counted(static_cast<std::int64_t>(submission.runs.size()), "run")
-              : "",
-        time);
+    out << fmt::format("job {}: {}, {}{}, at most {}\n", id, counted(arguments.nodes, "node"),
+                       counted(ranks, "rank"),
+                       sweep ? " for each of " + counted(submission.runs.size(), "run") : "", time);
   }
   out << "its script and output: " << submission.folder.string() << '\n';
   return 0;

@@ -21,13 +21,12 @@
 
 #include "cluster/base/gpu/elements.cuh"
 #include "cluster/base/gpu/launch.h"
+#include "cluster/base/gpu/warp.cuh"
 #include "models/losses/gpu_cross_entropy_params.h"
 
 namespace birkhoff {
 namespace {
 
-constexpr unsigned kWholeWarp = 0xffffffff;
-constexpr int kWarp = 32;
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
 constexpr std::int64_t kWarpVocabulary = 1024;  // up to here a warp has at most 32 values per lane
@@ -166,77 +165,39 @@ __global__ void __launch_bounds__(kScaleThreads) scale_kernel(const ScaleParams 
 
 template <typename T, int kCount>
 void launch_row_blocks(const FusedCrossEntropyParams& p, cudaStream_t stream) {
-  int device = 0, most_shared = 0;
-  cuda_check(cudaGetDevice(&device), "cudaGetDevice");
-  cuda_check(cudaDeviceGetAttribute(&most_shared, cudaDevAttrMaxSharedMemoryPerBlockOptin, device),
-             "cudaDeviceGetAttribute");
-  const std::int64_t kept = kPartialBytes + p.vocabulary * static_cast<std::int64_t>(sizeof(T));
-  const bool fits = kept <= most_shared;
-  void (*kernel)(FusedCrossEntropyParams) =
-      fits ? &fused_cross_entropy_kernel<T, kRowThreads, kCount, true>
-           : &fused_cross_entropy_kernel<T, kRowThreads, kCount, false>;
-  const auto bytes = static_cast<std::size_t>(fits ? kept : kPartialBytes);
-  cuda_check(
-      cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel),
-                           cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes)),
-      "cudaFuncSetAttribute");
-  launch({.grid = dim3(static_cast<unsigned>(p.rows)),
-          .block = dim3(kRowThreads),
+  const std::size_t kept = kPartialBytes + static_cast<std::size_t>(p.vocabulary) * sizeof(T);
+  const bool fits = kept <= most_shared_bytes();
+  launch({.blocks = p.rows,
+          .threads = kRowThreads,
           .stream = stream,
-          .shared_bytes = bytes},
-         kernel, p);
+          .shared_bytes = fits ? kept : kPartialBytes},
+         fits ? &fused_cross_entropy_kernel<T, kRowThreads, kCount, true>
+              : &fused_cross_entropy_kernel<T, kRowThreads, kCount, false>,
+         p);
 }
 
 template <typename T, int kCount>
 void launch_shaped(const FusedCrossEntropyParams& p, cudaStream_t stream) {
   if (p.vocabulary > kWarpVocabulary) return launch_row_blocks<T, kCount>(p, stream);
-  launch({.grid = dim3(static_cast<unsigned>((p.rows + 3) / 4)),
-          .block = dim3(4 * kWarp),
-          .stream = stream},
+  launch({.blocks = (p.rows + 3) / 4, .threads = 4 * kWarp, .stream = stream},
          &fused_cross_entropy_kernel<T, kWarp, kCount, false>, p);
-}
-
-template <typename T>
-void launch_typed(const FusedCrossEntropyParams& p, cudaStream_t stream) {
-  if (p.vectors) return launch_shaped<T, 16 / sizeof(T)>(p, stream);
-  launch_shaped<T, 1>(p, stream);
-}
-
-template <typename T>
-void launch_typed_scale(const ScaleParams& p, cudaStream_t stream) {
-  const LaunchShape shape{
-      .grid = dim3(kScaleBlocks), .block = dim3(kScaleThreads), .stream = stream};
-  if (p.vectors) return launch(shape, &scale_kernel<T, 16 / sizeof(T)>, p);
-  launch(shape, &scale_kernel<T, 1>, p);
-}
-
-// Calls f(T{}) with the element type T.
-template <typename F>
-void with_type(KernelDtype dtype, F f) {
-  switch (dtype) {
-    case KernelDtype::kFloat:
-      return f(float{});
-    case KernelDtype::kBFloat16:
-      return f(__nv_bfloat16{});
-    case KernelDtype::kHalf:
-      return f(__half{});
-    case KernelDtype::kDouble:
-    case KernelDtype::kLong:
-      break;  // callers use the reference
-  }
-  cuda_check(cudaErrorInvalidValue, "fused cross entropy: dtype");
 }
 
 }  // namespace
 
 void launch_fused_cross_entropy(const FusedCrossEntropyParams& params, cudaStream_t stream) {
-  if (params.rows == 0) return;
-  with_type(params.dtype, [&]<typename T>(T) { launch_typed<T>(params, stream); });
+  with_element_type(params.dtype, [&]<typename T>() {
+    if (params.vectors) return launch_shaped<T, 16 / sizeof(T)>(params, stream);
+    launch_shaped<T, 1>(params, stream);
+  });
 }
 
 void launch_scale(const ScaleParams& params, cudaStream_t stream) {
   if (params.count == 0) return;
-  with_type(params.dtype, [&]<typename T>(T) { launch_typed_scale<T>(params, stream); });
+  with_element_type(params.dtype, [&]<typename T>() {
+    launch({.blocks = kScaleBlocks, .threads = kScaleThreads, .stream = stream},
+           params.vectors ? &scale_kernel<T, 16 / sizeof(T)> : &scale_kernel<T, 1>, params);
+  });
 }
 
 }  // namespace birkhoff

@@ -26,13 +26,12 @@
 // deterministic, the same bits on every device.
 #include "cluster/base/gpu/elements.cuh"
 #include "cluster/base/gpu/launch.h"
+#include "cluster/base/gpu/warp.cuh"
 #include "models/transformer/gpu_residual_norm_params.h"
 
 namespace birkhoff {
 namespace {
 
-constexpr unsigned kWholeWarp = 0xffffffff;
-constexpr int kWarp = 32;
 constexpr int kCount = 4;  // adjacent channels: 16 bytes in fp32, 8 in the other types
 // Of the final kernel: elements of dw and db that a block owns, and threads of each.
 constexpr int kSumColumns = 32, kSumThreads = 16;
@@ -236,54 +235,30 @@ void with_shape(std::int64_t channels, Function f) {
   f.template operator()<256, 8>();
 }
 
-template <typename Function>
-void with_dtype(KernelDtype dtype, Function f) {
-  switch (dtype) {
-    case KernelDtype::kFloat:
-      return f.template operator()<float>();
-    case KernelDtype::kBFloat16:
-      return f.template operator()<__nv_bfloat16>();
-    case KernelDtype::kHalf:
-      return f.template operator()<__half>();
-    case KernelDtype::kDouble:
-    case KernelDtype::kLong:
-      break;  // callers use the reference
-  }
-  cuda_check(cudaErrorInvalidValue, "launch_residual_norm");
-}
-
-template <typename Branch>
-void launch_forward(const ResidualNormParams& p, cudaStream_t stream) {
-  with_shape(p.channels, [&]<int kThreads, int kGroups>() {
-    launch({.grid = dim3(static_cast<unsigned>(p.rows)), .block = dim3(kThreads), .stream = stream},
-           forward_kernel<Branch, kThreads, kGroups>, p);
-  });
-}
-
-template <typename Branch>
-void launch_backward(const ResidualNormBackwardParams& p, cudaStream_t stream) {
-  const auto parts = static_cast<unsigned>(ResidualNormBackwardParams::parts(p.rows, p.channels));
-  with_shape(p.channels, [&]<int kThreads, int kGroups>() {
-    launch({.grid = dim3(parts), .block = dim3(kThreads), .stream = stream},
-           backward_kernel<Branch, kThreads, kGroups>, p);
-  });
-  const auto blocks = static_cast<unsigned>((2 * p.channels + kSumColumns - 1) / kSumColumns);
-  launch({.grid = dim3(blocks), .block = dim3(kSumColumns * kSumThreads), .stream = stream},
-         sum_partials_kernel, p.partials, static_cast<int>(parts), static_cast<int>(p.channels),
-         p.d_weight, p.d_bias);
-}
-
 }  // namespace
 
 void launch_residual_norm(const ResidualNormParams& params, cudaStream_t stream) {
-  if (params.rows == 0) return;
-  with_dtype(params.branch_dtype,
-             [&]<typename Branch>() { launch_forward<Branch>(params, stream); });
+  with_element_type(params.branch_dtype, [&]<typename Branch>() {
+    with_shape(params.channels, [&]<int kThreads, int kGroups>() {
+      launch({.blocks = params.rows, .threads = kThreads, .stream = stream},
+             forward_kernel<Branch, kThreads, kGroups>, params);
+    });
+  });
 }
 
 void launch_residual_norm_backward(const ResidualNormBackwardParams& params, cudaStream_t stream) {
-  with_dtype(params.branch_dtype,
-             [&]<typename Branch>() { launch_backward<Branch>(params, stream); });
+  const std::int64_t parts = ResidualNormBackwardParams::parts(params.rows, params.channels);
+  with_element_type(params.branch_dtype, [&]<typename Branch>() {
+    with_shape(params.channels, [&]<int kThreads, int kGroups>() {
+      launch({.blocks = parts, .threads = kThreads, .stream = stream},
+             backward_kernel<Branch, kThreads, kGroups>, params);
+    });
+  });
+  launch({.blocks = (2 * params.channels + kSumColumns - 1) / kSumColumns,
+          .threads = kSumColumns * kSumThreads,
+          .stream = stream},
+         sum_partials_kernel, params.partials, static_cast<int>(parts),
+         static_cast<int>(params.channels), params.d_weight, params.d_bias);
 }
 
 }  // namespace birkhoff

@@ -30,14 +30,7 @@ using ManifestTensor = CheckpointManifest::Tensor;
 // Renames a checkpoint to PREFIXstep-N, or PREFIXstep-N-K for the first K >= 2 that is free.
 fs::path set_checkpoint_aside(const fs::path& checkpoint, std::string_view prefix,
                               std::int64_t step) {
-  const fs::path folder = checkpoint.parent_path();
-  const std::string base = fmt::format("{}{}", prefix, step_name(step));
-  fs::path name = folder / base;
-  for (int k = 2; path_exists(name.string()); ++k) {
-    name = folder / fmt::format("{}-{}", base, k);
-  }
-  rename_path(checkpoint.string(), name.string());
-  return name;
+  return rename_to_free(checkpoint, fmt::format("{}{}", prefix, step_name(step)));
 }
 
 bool has_any_aside(const fs::path& folder) {

@@ -63,13 +63,7 @@ void tidy_tree(const fs::path& path) {
 
 // Renames before deleting: a half-deleted folder must never look like a checkpoint.
 void remove_checkpoint(const fs::path& folder) {
-  const std::string name = fmt::format("{}{}", kOldPrefix, folder.filename().string());
-  fs::path doomed = folder.parent_path() / name;
-  for (int k = 2; path_exists(doomed.string()); ++k) {
-    doomed = folder.parent_path() / fmt::format("{}-{}", name, k);
-  }
-  rename_path(folder.string(), doomed.string());
-  tidy_tree(doomed);
+  tidy_tree(rename_to_free(folder, fmt::format("{}{}", kOldPrefix, folder.filename().string())));
 }
 
 // The steps whose checkpoints have the lowest loss of an evaluation, as far as manifests can be
@@ -123,6 +117,15 @@ void remove_old_again(const fs::path& checkpoints) {
 }
 
 }  // namespace
+
+fs::path rename_to_free(const fs::path& path, const std::string& name) {
+  fs::path free = path.parent_path() / name;
+  for (int k = 2; path_exists(free.string()); ++k) {
+    free = path.parent_path() / fmt::format("{}-{}", name, k);
+  }
+  rename_path(path.string(), free.string());
+  return free;
+}
 
 std::string step_name(std::int64_t step) { return fmt::format("{}{:08d}", kStepPrefix, step); }
 

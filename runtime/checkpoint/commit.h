@@ -22,6 +22,8 @@
 
 namespace birkhoff {
 
+class File;
+
 inline constexpr std::string_view kStepPrefix = "step-";
 inline constexpr std::string_view kReplacedPrefix = ".replaced-step-";
 inline constexpr std::string_view kAsidePrefix = ".tmp-";
@@ -30,6 +32,10 @@ inline constexpr std::string_view kDivergedPrefix = "diverged-";
 
 // "step-00000042"; at least 8 digits, so that names sort like steps.
 std::string step_name(std::int64_t step);
+// Renames to `name` in the same folder or, if that exists, to `name`-K with the first K >= 2 that
+// is free. Returns the new path.
+std::filesystem::path rename_to_free(const std::filesystem::path& path, const std::string& name);
+
 // Path by step of every folder that may be a checkpoint: step-N, and .replaced-step-N if a crash
 // came before the new step-N got its name. Empty if `checkpoints` does not exist.
 std::map<std::int64_t, std::filesystem::path> list_checkpoints(

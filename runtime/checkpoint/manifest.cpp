@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <algorithm>
 #include <cmath>
 #include <map>
 #include <set>
@@ -13,6 +14,7 @@
 #include "configs/loader/checksummed_json.h"
 #include "configs/loader/message_text.h"
 #include "data/corpus/manifest.h"
+#include "runtime/checkpoint/safetensors.h"
 #include "runtime/gradients/loss_scale.h"
 
 namespace birkhoff {
@@ -21,6 +23,7 @@ namespace {
 using configs::CheckpointManifest;
 
 constexpr std::size_t kHashDigits = 32;
+constexpr std::string_view kKinds[] = {"parameter", "optimizer", "statistic"};  // by StateKind
 
 void check_range(std::int64_t value, std::int64_t least, const char* field) {
   if (value < least) {
@@ -114,15 +117,11 @@ void check_tiling(const std::vector<const CheckpointManifest::Tensor*>& pieces) 
 }
 
 void check_tensors(const CheckpointManifest& manifest, const std::set<std::string>& files) {
-  static constexpr std::string_view kDtypes[] = {"F64", "F32", "BF16", "I64", "U8"};
-  static constexpr std::string_view kKinds[] = {"parameter", "optimizer", "statistic"};
-  const auto among = [](const auto& list, std::string_view value) {
-    return std::find(std::begin(list), std::end(list), value) != std::end(list);
-  };
   std::map<std::string, std::vector<const CheckpointManifest::Tensor*>> pieces;
   std::set<std::pair<std::string, std::string>> keys;
   for (const auto& tensor : manifest.tensor()) {
-    if (tensor.name().empty() || !among(kDtypes, tensor.dtype()) || !among(kKinds, tensor.kind()) ||
+    if (tensor.name().empty() || safetensors_element_bytes(tensor.dtype()) == 0 ||
+        std::ranges::find(kKinds, tensor.kind()) == std::end(kKinds) ||
         !files.contains(tensor.file()) || !keys.emplace(tensor.file(), tensor.key()).second) {
       throw std::invalid_argument(fmt::format(
           "tensor '{}': unknown dtype '{}', kind '{}' or file '{}', or its key '{}' is used twice",
@@ -192,15 +191,7 @@ TensorRegion region_of(const CheckpointManifest::Tensor& tensor) {
 }
 
 std::string kind_name(StateKind kind) {
-  switch (kind) {
-    case StateKind::kParameter:
-      return "parameter";
-    case StateKind::kOptimizer:
-      return "optimizer";
-    case StateKind::kStatistic:
-      return "statistic";
-  }
-  fail(ExitCode::kInternal, "internal error: unknown kind of state {}", static_cast<int>(kind));
+  return std::string(kKinds[static_cast<std::size_t>(kind)]);
 }
 
 }  // namespace birkhoff

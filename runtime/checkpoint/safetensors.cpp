@@ -6,6 +6,7 @@
 #include <bit>
 #include <nlohmann/json.hpp>
 #include <set>
+#include <string_view>
 
 #include "cluster/base/error.h"
 #include "configs/loader/message_text.h"
@@ -19,6 +20,16 @@ constexpr std::int64_t kLengthBytes = 8;
 constexpr std::int64_t kMaxHeaderBytes = 100'000'000;  // the limit of the format's own library
 constexpr std::int64_t kDataAlignment = 64;
 constexpr int kMaxNesting = 8;  // the header needs 3: object, tensor, list
+
+struct Dtype {
+  std::string_view name;
+  c10::ScalarType type;
+};
+constexpr Dtype kDtypes[] = {{"F64", c10::ScalarType::Double},
+                             {"F32", c10::ScalarType::Float},
+                             {"BF16", c10::ScalarType::BFloat16},
+                             {"I64", c10::ScalarType::Long},
+                             {"U8", c10::ScalarType::Byte}};
 
 // Bytes of a tensor, or -1 if the shape is negative or overflows 64 bits.
 std::int64_t tensor_bytes(const SafetensorsEntry& entry) {
@@ -107,28 +118,13 @@ SafetensorsEntry parse_entry(const std::string& name, const nlohmann::json& valu
 }  // namespace
 
 std::int64_t safetensors_element_bytes(const std::string& dtype) {
-  if (dtype == "F64" || dtype == "I64") return 8;
-  if (dtype == "F32") return 4;
-  if (dtype == "BF16") return 2;
-  if (dtype == "U8") return 1;
-  return 0;
+  const auto* found = std::ranges::find(kDtypes, dtype, &Dtype::name);
+  return found == std::end(kDtypes) ? 0 : static_cast<std::int64_t>(c10::elementSize(found->type));
 }
 
 std::string safetensors_dtype(c10::ScalarType type) {
-  switch (type) {
-    case c10::ScalarType::Double:
-      return "F64";
-    case c10::ScalarType::Float:
-      return "F32";
-    case c10::ScalarType::BFloat16:
-      return "BF16";
-    case c10::ScalarType::Long:
-      return "I64";
-    case c10::ScalarType::Byte:
-      return "U8";
-    default:
-      break;
-  }
+  const auto* found = std::ranges::find(kDtypes, type, &Dtype::type);
+  if (found != std::end(kDtypes)) return std::string(found->name);
   fail(ExitCode::kInternal, "internal error: no safetensors dtype for {}", c10::toString(type));
 }
 

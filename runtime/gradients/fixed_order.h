@@ -37,16 +37,22 @@ double chunk_sum_of_squares(const T* x, std::int64_t n) {
   return sum;
 }
 
+// The sum over each chunk of n elements, into sums[num_sum_chunks(n)]. Local.
+template <typename T>
+void chunk_sums_of_squares(const T* x, std::int64_t n, double* sums) {
+  at::parallel_for(0, num_sum_chunks(n), 8, [&](std::int64_t first_chunk, std::int64_t last_chunk) {
+    for (std::int64_t chunk = first_chunk; chunk < last_chunk; ++chunk) {
+      const std::int64_t begin = chunk * kSumChunk;
+      sums[chunk] = chunk_sum_of_squares(x + begin, std::min(kSumChunk, n - begin));
+    }
+  });
+}
+
 // Sum of x[i]^2 over n elements: the sums of its chunks, added in order. Local.
 template <typename T>
 double sum_of_squares(const T* x, std::int64_t n) {
   std::vector<double> chunk_sums(static_cast<std::size_t>(num_sum_chunks(n)));
-  at::parallel_for(0, num_sum_chunks(n), 8, [&](std::int64_t first_chunk, std::int64_t last_chunk) {
-    for (std::int64_t chunk = first_chunk; chunk < last_chunk; ++chunk) {
-      const std::int64_t begin = chunk * kSumChunk;
-      chunk_sums[chunk] = chunk_sum_of_squares(x + begin, std::min(kSumChunk, n - begin));
-    }
-  });
+  chunk_sums_of_squares(x, n, chunk_sums.data());
   double sum = 0;
   for (const double chunk_sum : chunk_sums) sum += chunk_sum;
   return sum;

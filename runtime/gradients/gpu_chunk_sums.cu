@@ -13,6 +13,7 @@
 // No shared memory, no atomics: deterministic on every device.
 #include "cluster/base/gpu/elements.cuh"
 #include "cluster/base/gpu/launch.h"
+#include "cluster/base/gpu/warp.cuh"
 #include "runtime/gradients/gpu_chunk_sums_params.h"
 
 namespace birkhoff {
@@ -20,7 +21,6 @@ namespace {
 
 constexpr int kThreads = 128;
 constexpr int kLanes = 16;
-constexpr unsigned kWholeWarp = 0xffffffff;
 
 template <typename T>
 __global__ void __launch_bounds__(kThreads)
@@ -63,8 +63,8 @@ void launch_chunk_sums(const ChunkSumsParams& params, cudaStream_t stream) {
   if (params.num_tensors == 0) return;
   constexpr std::int64_t kChunksOfBlock = kThreads / kLanes;
   const std::int64_t num_chunks = params.tensors[params.num_tensors - 1].end;
-  const auto grid = static_cast<unsigned>((num_chunks + kChunksOfBlock - 1) / kChunksOfBlock);
-  launch({.grid = dim3(grid), .block = dim3(kThreads), .stream = stream},
+  const std::int64_t blocks = (num_chunks + kChunksOfBlock - 1) / kChunksOfBlock;
+  launch({.blocks = blocks, .threads = kThreads, .stream = stream},
          params.dtype == KernelDtype::kBFloat16 ? chunk_sums_kernel<__nv_bfloat16>
                                                 : chunk_sums_kernel<float>,
          params);

@@ -1,5 +1,6 @@
 #include "runtime/gradients/grad_norm.h"
 
+#include <ATen/Dispatch.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
@@ -8,11 +9,37 @@
 #include <cmath>
 #include <vector>
 
-#include "runtime/gradients/chunk_sums.h"
+#include "cluster/base/error.h"
+#include "cluster/base/gpu/device.h"
 #include "runtime/gradients/fixed_order.h"
+#include "runtime/gradients/gpu_chunk_sums_params.h"
 
 namespace birkhoff {
+
+static_assert(ChunkSumsParams::kChunk == kSumChunk);
+
 namespace {
+
+// Launches of at most kMaxTensors tensors each.
+void sum_on_gpu(const std::vector<at::Tensor>& tensors, double* sums) {
+  ChunkSumsParams params{};
+  params.dtype = kernel_dtype(tensors[0]);
+  params.sums = sums;
+  std::int64_t end = 0;
+  const auto flush = [&] {
+    if constexpr (kHasGpuKernels) launch_chunk_sums(params, current_stream(tensors[0]));
+    params.num_tensors = 0;
+    params.sums += end;
+    end = 0;
+  };
+  for (const at::Tensor& x_n : tensors) {
+    if (x_n.numel() == 0) continue;
+    end += num_sum_chunks(x_n.numel());
+    params.tensors[params.num_tensors++] = {x_n.const_data_ptr(), x_n.numel(), end};
+    if (params.num_tensors == ChunkSumsParams::kMaxTensors) flush();
+  }
+  flush();
+}
 
 // The same chunk sums if each rank holds one slice. The rank in whose slice a chunk begins sums it;
 // all other ranks leave a zero. The chunk's last elements may lie in later slices, so ranks first
@@ -66,6 +93,34 @@ std::vector<at::Tensor> chunk_sums_of_slices(const GradBuckets& buckets) {
 
 }  // namespace
 
+at::Tensor chunk_sums_of_squares(const std::vector<at::Tensor>& tensors) {
+  const at::Tensor& first = tensors.at(0);
+  std::int64_t num_chunks = 0;
+  for (const at::Tensor& x_n : tensors) {
+    require(x_n.is_contiguous() && x_n.scalar_type() == first.scalar_type() &&
+                x_n.device() == first.device(),
+            "chunk_sums_of_squares: tensors must be contiguous, of one dtype and device");
+    num_chunks += num_sum_chunks(x_n.numel());
+  }
+  const at::Tensor sums = at::empty({num_chunks}, first.options().dtype(at::kDouble));
+  if (first.is_meta()) return sums;  // a plan only counts bytes
+  double* sum = sums.mutable_data_ptr<double>();
+  if (kHasGpuKernels && first.is_cuda()) {
+    require(first.scalar_type() == at::kFloat || first.scalar_type() == at::kBFloat16,
+            "chunk_sums_of_squares: on a GPU x must be fp32 or bf16");
+    sum_on_gpu(tensors, sum);
+    return sums;
+  }
+  for (const at::Tensor& x_n : tensors) {
+    const std::int64_t n = x_n.numel();
+    AT_DISPATCH_FLOATING_TYPES_AND(at::kBFloat16, x_n.scalar_type(), "chunk_sums_of_squares", [&] {
+      chunk_sums_of_squares(x_n.const_data_ptr<scalar_t>(), n, sum);
+    });
+    sum += num_sum_chunks(n);
+  }
+  return sums;
+}
+
 at::Tensor gradient_chunk_sums(const GradBuckets& buckets) {
   if (buckets.buckets().empty()) return at::zeros({0}, at::kDouble);
   if (!buckets.sliced()) {
@@ -91,10 +146,6 @@ double norm_of_chunk_sums(const GradBuckets& buckets, const at::Tensor& chunk_su
     sum += bucket_sum;
   }
   return std::sqrt(sum);
-}
-
-double gradient_norm(const GradBuckets& buckets) {
-  return norm_of_chunk_sums(buckets, gradient_chunk_sums(buckets));
 }
 
 }  // namespace birkhoff

@@ -59,16 +59,12 @@ __global__ void __launch_bounds__(kThreads) fused_adamw_kernel(const FusedAdamWP
 }  // namespace
 
 void launch_fused_adamw(const FusedAdamWParams& params, cudaStream_t stream) {
-  if (params.elements == 0) return;
   constexpr std::int64_t kPerBlock = kThreads * kPerThread;
   const std::int64_t blocks = std::min((params.elements + kPerBlock - 1) / kPerBlock, kMaxBlocks);
-  const LaunchShape shape{
-      .grid = dim3(static_cast<unsigned>(blocks)), .block = dim3(kThreads), .stream = stream};
-  if (params.gradient_dtype == KernelDtype::kBFloat16) {
-    launch(shape, fused_adamw_kernel<__nv_bfloat16>, params);
-  } else {
-    launch(shape, fused_adamw_kernel<float>, params);
-  }
+  launch({.blocks = blocks, .threads = kThreads, .stream = stream},
+         params.gradient_dtype == KernelDtype::kBFloat16 ? fused_adamw_kernel<__nv_bfloat16>
+                                                         : fused_adamw_kernel<float>,
+         params);
 }
 
 }  // namespace birkhoff

@@ -9,12 +9,6 @@
 namespace birkhoff {
 namespace {
 
-PlotLine line_of(const Curve& curve, std::string name, int colour) {
-  PlotLine line{.name = std::move(name), .points = {}, .colour = colour};
-  for (const Curve::Point& point : curve.points()) line.points.emplace_back(point.step, point.loss);
-  return line;
-}
-
 // For the legend: the name with the newest loss, if there is one.
 std::string name_and_loss(const std::string& name, const Curve& curve) {
   const auto points = curve.points();
@@ -39,15 +33,13 @@ std::vector<Curve::Point> Curve::points() const {
   return all;
 }
 
-PlotLine train_line(const Curve& curve, std::string name, int colour) {
-  PlotLine line = line_of(curve, std::move(name), colour);
-  line.faint = true;
-  return line;
-}
-
-PlotLine held_out_line(const Curve& curve, std::string name, int colour) {
-  PlotLine line = line_of(curve, std::move(name), colour);
-  line.marked = true;
+PlotLine curve_line(const Curve& curve, bool held_out, std::string name, int colour) {
+  PlotLine line{.name = std::move(name),
+                .points = {},
+                .colour = colour,
+                .faint = !held_out,
+                .marked = held_out};
+  for (const Curve::Point& point : curve.points()) line.points.emplace_back(point.step, point.loss);
   return line;
 }
 
@@ -69,8 +61,8 @@ Plot loss_plot(std::string title, std::vector<PlotLine> lines) {
 std::string loss_curve_svg(const std::string& run_name, const Curve& train, const Curve& held_out,
                            const std::string& held_out_name) {
   return plot_svg(
-      loss_plot(run_name, {train_line(train, name_and_loss("train", train), 0),
-                           held_out_line(held_out, name_and_loss(held_out_name, held_out), 1)}));
+      loss_plot(run_name, {curve_line(train, false, name_and_loss("train", train), 0),
+                           curve_line(held_out, true, name_and_loss(held_out_name, held_out), 1)}));
 }
 
 }  // namespace birkhoff

@@ -30,9 +30,8 @@ class Curve {
   std::int64_t stride_ = 1;  // every stride_-th point is kept
 };
 
-// Plot lines of curves: train curves are faint, evaluations are marked.
-PlotLine train_line(const Curve& curve, std::string name, int colour);
-PlotLine held_out_line(const Curve& curve, std::string name, int colour);
+// The plot line of a curve: faint, or marked if its losses are of held-out data.
+PlotLine curve_line(const Curve& curve, bool held_out, std::string name, int colour);
 // A plot of losses in nats by step; the loss axis is logarithmic if the losses span a
 // factor of ten.
 Plot loss_plot(std::string title, std::vector<PlotLine> lines);

@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <chrono>
 #include <cmath>
 #include <nlohmann/json.hpp>
 
@@ -60,10 +59,6 @@ std::string evaluation_line(std::int64_t step, const std::string& split,
   return fmt::format("{{\"step\":{},\"split\":{},\"loss\":{},{},\"elapsed_seconds\":{}{}}}\n", step,
                      nlohmann::json(split).dump(), json_number(evaluation.loss), of_task,
                      json_number(rounded(elapsed_seconds)), figures_text(evaluation.figures));
-}
-
-double clock_seconds() {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
 Metrics::Metrics(MetricsOptions options)

@@ -21,9 +21,6 @@ namespace birkhoff {
 std::string step_line(const StepReport& report, double elapsed_seconds);
 std::string evaluation_line(std::int64_t step, const std::string& split,
                             const Evaluation& evaluation, double elapsed_seconds);
-// Seconds since some moment in the past; never goes back.
-double clock_seconds();
-
 struct MetricsOptions {
   std::filesystem::path lines_path;    // metrics.jsonl; existing lines are kept and drawn
   std::filesystem::path svg_path;      // rewritten at each evaluation and at the end

@@ -21,10 +21,6 @@ constexpr int kBarCells = 16;
 constexpr std::size_t kColumnsOfBar = 60;  // a narrower terminal shows only figures
 constexpr double kRedrawSeconds = 0.1;
 
-double now_s() {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
-
 // 0: not a terminal, or one that does not report its width.
 std::size_t columns_of(int fd) {
   winsize size{};
@@ -56,6 +52,10 @@ StepReport StepMeans::add(const StepReport& step, std::int64_t step_tokens) {
   report.loader_wait_ms = wait_ms_ / static_cast<double>(steps_);
   report.tokens_per_second = 1000 * static_cast<double>(tokens_) / ms_;
   return report;
+}
+
+double clock_seconds() {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
 bool is_line_due(std::int64_t step, std::int64_t every, std::int64_t num_steps) {
@@ -91,7 +91,7 @@ ProgressBar::~ProgressBar() { set_terminal_line(nullptr); }
 
 void ProgressBar::draw(const StepReport& report) {
   const std::lock_guard lock(mutex_);
-  const double now = now_s();
+  const double now = clock_seconds();
   if (visible_ && now - last_drawn_s_ < kRedrawSeconds && report.step < num_steps_) return;
   last_drawn_s_ = now;
   visible_ = true;

@@ -25,6 +25,9 @@ class StepMeans {
   double ms_ = 0, wait_ms_ = 0;
 };
 
+// Seconds since some moment in the past; never goes back.
+double clock_seconds();
+
 // Whether a step gets a line: every `every`-th step and the last one do.
 bool is_line_due(std::int64_t step, std::int64_t every, std::int64_t num_steps);
 

@@ -24,34 +24,60 @@ constexpr int kVersion = 1;
 constexpr std::int64_t kMaxBytes = std::int64_t{1} << 30;
 constexpr std::chrono::seconds kStatusEvery{2};
 
-ordered_json json_of(const JobStart& start) {
-  return {{"event", "start"},         {"id", start.id},
-          {"time", start.time},       {"step", start.step},
-          {"ranks", start.ranks},     {"hosts", start.hosts},
-          {"program", start.program}, {"scheduler_job", start.scheduler_job}};
+// visit_fields() calls field(key, value) for the fields of a record, in the file's order.
+template <typename Field>
+void visit_fields(JobStart& start, const Field& field) {
+  field("id", start.id);
+  field("time", start.time);
+  field("step", start.step);
+  field("ranks", start.ranks);
+  field("hosts", start.hosts);
+  field("program", start.program);
+  field("scheduler_job", start.scheduler_job);
 }
 
-ordered_json json_of(const std::string& id, const JobEnd& end) {
-  return {{"event", "end"},
-          {"id", id},
-          {"time", end.time},
-          {"step", end.step},
-          {"step_seconds", end.step_seconds},
-          {"code", end.code},
-          {"reason", end.reason}};
+template <typename Field>
+void visit_fields(JobEnd& end, const Field& field) {
+  field("time", end.time);
+  field("step", end.step);
+  field("step_seconds", end.step_seconds);
+  field("code", end.code);
+  field("reason", end.reason);
 }
 
-ordered_json json_of(const std::string& id, const SlowEpisode& episode) {
-  const SlowRank& slow = episode.slow;
-  return {{"event", "slow"},
-          {"id", id},
-          {"time", episode.time},
-          {"step", slow.step},
-          {"rank", slow.rank},
-          {"host", slow.host},
-          {"phase", slow.phase},
-          {"busy_ms", 1000 * slow.seconds},
-          {"usual_ms", 1000 * slow.usual}};
+template <typename Field>
+void visit_fields(SlowEpisode& episode, const Field& field) {
+  SlowRank& slow = episode.slow;
+  double busy_ms = 1000 * slow.seconds, usual_ms = 1000 * slow.usual;
+  field("time", episode.time);
+  field("step", slow.step);
+  field("rank", slow.rank);
+  field("host", slow.host);
+  field("phase", slow.phase);
+  field("busy_ms", busy_ms);
+  field("usual_ms", usual_ms);
+  slow.seconds = busy_ms / 1000;
+  slow.usual = usual_ms / 1000;
+}
+
+template <typename Field>
+void visit_fields(JobStatus& status, const Field& field) {
+  field("time", status.time);
+  field("step", status.step);
+  field("steps", status.steps);
+  field("saved_step", status.saved_step);
+  field("tokens_per_second", status.tokens_per_second);
+  field("step_seconds", status.step_seconds);
+  field("save_seconds", status.save_seconds);
+  field("host", status.host);
+  field("process", status.process);
+}
+
+// `json` with the record's fields after its own.
+template <typename Record>
+ordered_json with_fields(ordered_json json, Record record) {
+  visit_fields(record, [&json](const char* name, const auto& value) { json[name] = value; });
+  return json;
 }
 
 // Fields that are missing or of another type keep their value.
@@ -65,41 +91,11 @@ void read(const ordered_json& json, const char* name, T& value) {
   }
 }
 
-JobStart start_of(const ordered_json& json) {
-  JobStart start;
-  read(json, "time", start.time);
-  read(json, "step", start.step);
-  read(json, "ranks", start.ranks);
-  read(json, "hosts", start.hosts);
-  read(json, "program", start.program);
-  read(json, "scheduler_job", start.scheduler_job);
-  read(json, "id", start.id);
-  return start;
-}
-
-JobEnd end_of(const ordered_json& json) {
-  JobEnd end;
-  read(json, "time", end.time);
-  read(json, "step", end.step);
-  read(json, "step_seconds", end.step_seconds);
-  read(json, "code", end.code);
-  read(json, "reason", end.reason);
-  return end;
-}
-
-SlowEpisode slow_of(const ordered_json& json) {
-  SlowEpisode episode;
-  double busy_ms = 0, usual_ms = 0;
-  read(json, "time", episode.time);
-  read(json, "step", episode.slow.step);
-  read(json, "rank", episode.slow.rank);
-  read(json, "host", episode.slow.host);
-  read(json, "phase", episode.slow.phase);
-  read(json, "busy_ms", busy_ms);
-  read(json, "usual_ms", usual_ms);
-  episode.slow.seconds = busy_ms / 1000;
-  episode.slow.usual = usual_ms / 1000;
-  return episode;
+template <typename Record>
+Record record_of(const ordered_json& json) {
+  Record record;
+  visit_fields(record, [&json](const char* name, auto& value) { read(json, name, value); });
+  return record;
 }
 
 std::string line_of(const ordered_json& json) {
@@ -157,13 +153,13 @@ std::vector<Job> read_history(const fs::path& file) {
     std::string event, id;
     read(json, "event", event);
     read(json, "id", id);
-    if (event == "start") jobs.push_back({start_of(json)});
+    if (event == "start") jobs.push_back({record_of<JobStart>(json)});
     // The next job may have started before this one noted its end.
     const auto job = std::find_if(jobs.rbegin(), jobs.rend(),
                                   [&](const Job& other) { return other.start.id == id; });
     if (job == jobs.rend()) continue;
-    if (event == "slow") job->slow.push_back(slow_of(json));
-    if (event == "end" && !job->end) job->end = end_of(json);
+    if (event == "slow") job->slow.push_back(record_of<SlowEpisode>(json));
+    if (event == "end" && !job->end) job->end = record_of<JobEnd>(json);
   }
   return jobs;
 }
@@ -173,17 +169,7 @@ std::optional<JobStatus> read_status(const fs::path& file) {
   const ordered_json json = ordered_json::parse(read_file(file.string(), kMaxBytes), nullptr,
                                                 /*allow_exceptions=*/false);
   if (!json.is_object()) return std::nullopt;
-  JobStatus status;
-  read(json, "time", status.time);
-  read(json, "step", status.step);
-  read(json, "steps", status.steps);
-  read(json, "saved_step", status.saved_step);
-  read(json, "tokens_per_second", status.tokens_per_second);
-  read(json, "step_seconds", status.step_seconds);
-  read(json, "save_seconds", status.save_seconds);
-  read(json, "host", status.host);
-  read(json, "process", status.process);
-  return status;
+  return record_of<JobStatus>(json);
 }
 
 RunTotals totals_of(const std::vector<Job>& jobs, const std::optional<JobStatus>& status,
@@ -218,7 +204,7 @@ std::string note_lost_job(const fs::path& history, const fs::path& status, const
     }
     JobEnd end = lost_end(jobs.back(), read_status(status), code, reason);
     if (!id.empty()) end.time = unix_seconds();
-    add_line(history, json_of(jobs.back().start.id, end));
+    add_line(history, with_fields({{"event", "end"}, {"id", jobs.back().start.id}}, end));
     return "";
   } catch (const Error& error) {
     return error.what();
@@ -228,7 +214,7 @@ std::string note_lost_job(const fs::path& history, const fs::path& status, const
 std::string note_slow_rank(const fs::path& history, const std::string& id,
                            const SlowEpisode& episode) {
   try {
-    add_line(history, json_of(id, episode));
+    add_line(history, with_fields({{"event", "slow"}, {"id", id}}, episode));
     return "";
   } catch (const Error& error) {
     return error.what();
@@ -249,7 +235,7 @@ RunHistory::RunHistory(fs::path history, fs::path status, JobStart start, std::i
   std::string problem =
       note_lost_job(history_, status_file_, "", -1, "the job was lost; nothing could note why");
   try {
-    add_line(history_, json_of(start));
+    add_line(history_, with_fields({{"event", "start"}}, start));
   } catch (const Error& error) {
     problem = error.what();
   }
@@ -275,8 +261,9 @@ void RunHistory::end(int code, const std::string& reason) {
   if (std::exchange(ended_, true)) return;
   write_status();
   try {
-    add_line(history_, json_of(id_, {unix_seconds(), status_.step, status_.step_seconds, code,
-                                     display_text(reason)}));
+    const JobEnd end{unix_seconds(), status_.step, status_.step_seconds, code,
+                     display_text(reason)};
+    add_line(history_, with_fields({{"event", "end"}, {"id", id_}}, end));
   } catch (const Error& error) {
     log_warning("{}", error.what());
   }
@@ -290,15 +277,7 @@ void RunHistory::write_status() {
   recent_ms_ = 0;
   recent_tokens_ = 0;
   next_write_ = Clock::now() + kStatusEvery;
-  const ordered_json json = {{"time", status_.time},
-                             {"step", status_.step},
-                             {"steps", status_.steps},
-                             {"saved_step", status_.saved_step},
-                             {"tokens_per_second", status_.tokens_per_second},
-                             {"step_seconds", status_.step_seconds},
-                             {"save_seconds", status_.save_seconds},
-                             {"host", status_.host},
-                             {"process", status_.process}};
+  const ordered_json json = with_fields(ordered_json::object(), status_);
   try {
     replace_file(status_file_.string(), line_of(json));
     warned_ = false;

@@ -56,8 +56,7 @@ void TelemetryFile::close() {
   flush();
   if (failing_) {
     warn_(fmt::format("{}: its last {} could not be written, nor {} before that", file_.path(),
-                      counted(static_cast<std::int64_t>(waiting_.size()), "byte"),
-                      counted(num_lost_, "record")));
+                      counted(waiting_.size(), "byte"), counted(num_lost_, "record")));
     return;
   }
   try {

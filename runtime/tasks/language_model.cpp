@@ -6,7 +6,6 @@
 #include "data/loader/token_windows.h"
 #include "models/language_model.h"
 #include "runtime/tasks/task.h"
-#include "runtime/tasks/text_targets.h"
 
 namespace birkhoff {
 namespace {

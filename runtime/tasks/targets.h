@@ -2,9 +2,10 @@
 #pragma once
 
 #include <cstdint>
-#include <memory>
 #include <string>
+#include <utility>
 
+#include "data/loader/target_counts.h"
 #include "runtime/reporting/reports.h"
 
 namespace birkhoff {
@@ -20,16 +21,26 @@ class Targets {
 
   // For a model whose loss on all of them is `nats`: what each evaluation of a run reports, and
   // what `birkhoff eval` prints in addition.
-  virtual TaskFigures figures(double nats) const {
-    (void)nats;
-    return {};
-  }
-  virtual TaskFigures details(double nats) const {
-    (void)nats;
-    return {};
-  }
+  virtual TaskFigures figures(double /*nats*/) const { return {}; }
+  virtual TaskFigures details(double /*nats*/) const { return {}; }
   // Which figures cannot be computed, and why, in one line; empty: all can.
   virtual std::string withheld() const { return ""; }
+};
+
+// Tokens of a text: bits per byte, and perplexity per token and word.
+class TextTargets final : public Targets {
+ public:
+  explicit TextTargets(TargetCounts counts) : counts_(std::move(counts)) {}
+
+  std::string unit() const override { return "token"; }
+  std::int64_t count() const override { return counts_.tokens; }
+  // bits_per_byte and bytes, unless they are withheld.
+  TaskFigures figures(double nats) const override;
+  TaskFigures details(double nats) const override;
+  std::string withheld() const override;
+
+ private:
+  const TargetCounts counts_;
 };
 
 }  // namespace birkhoff

@@ -51,10 +51,7 @@ class Task {
                                                       const std::string& split,
                                                       std::int64_t num_samples) const = 0;
   // A message that says how many samples of the split are cut to data.sequence_length; empty: none.
-  virtual std::string cut_texts(const Corpus&, const std::string& split) const {
-    (void)split;
-    return "";
-  }
+  virtual std::string cut_texts(const Corpus&, const std::string& /*split*/) const { return ""; }
 };
 
 // The tasks of table.cpp, each in a file of its own.

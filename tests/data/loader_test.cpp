@@ -1,6 +1,7 @@
 // Legend: B batch, T tokens.
 #include "data/loader/loader.h"
 
+#include <ATen/ops/zeros.h>
 #include <gtest/gtest.h>
 
 #include <chrono>

@@ -282,7 +282,7 @@ TEST(Manifest, WrongTextIsRefused) {
     return text.replace(at, from.size(), to);
   };
   std::string deep;
-  for (int i = 0; i < 100000; ++i) deep += "[";
+  for (int i = 0; i < 100000; ++i) deep += '[';
   const std::vector<std::string> texts = {
       "",
       "{",

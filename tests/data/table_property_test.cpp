@@ -1,5 +1,6 @@
 // Properties of reading tables: random rows come back as they were written, whatever their size,
 // columns and line ends, and damage is named with its line.
+#include <fmt/ranges.h>
 #include <gtest/gtest.h>
 #include <rapidcheck/gtest.h>
 

@@ -41,7 +41,7 @@ std::string zipf_characters(int count, int different, unsigned seed) {
   std::string text;
   for (int i = 0; i < count; ++i) {
     append_utf8(static_cast<std::uint32_t>(0x4e00 + rank(random)), text);
-    if (i % 40 == 39) text += "\n";
+    if (i % 40 == 39) text += '\n';
   }
   return text;
 }

@@ -48,7 +48,7 @@ class ByteReader {
   Number take() {
     Number number = 0;
     const std::size_t size = std::min(sizeof number, rest_.size());
-    std::memcpy(&number, rest_.data(), size);
+    rest_.copy(reinterpret_cast<char*>(&number), size);
     rest_.remove_prefix(size);
     return number;
   }

@@ -15,12 +15,12 @@
 namespace birkhoff {
 namespace {
 
-constexpr int kLimit_ms = 120'000;
+constexpr int kMaxMilliseconds = 120'000;
 
 // The next bytes of a descriptor; empty at the end, or if none come.
 std::string read_available(int descriptor) {
   pollfd waiting{descriptor, POLLIN, 0};
-  if (poll(&waiting, 1, kLimit_ms) <= 0) return "";
+  if (poll(&waiting, 1, kMaxMilliseconds) <= 0) return "";
   std::string bytes(4096, '\0');
   const ssize_t got = read(descriptor, bytes.data(), bytes.size());
   bytes.resize(got > 0 ? static_cast<std::size_t>(got) : 0);
@@ -30,7 +30,8 @@ std::string read_available(int descriptor) {
 }  // namespace
 
 bool wait_until(const std::function<bool()>& condition) {
-  const auto deadline = std::chrono::steady_clock::now() + std::chrono::milliseconds(kLimit_ms);
+  const auto deadline =
+      std::chrono::steady_clock::now() + std::chrono::milliseconds(kMaxMilliseconds);
   while (!condition()) {
     if (std::chrono::steady_clock::now() > deadline) return false;
     std::this_thread::sleep_for(std::chrono::milliseconds(5));

@@ -65,7 +65,7 @@ Ended train(const fs::path& folder, const configs::Config& config, int ranks,
                             {config.checkpoint().keep(), config.checkpoint().keep_best()}, {},
                             world);
     const Reporter reporter;
-    RunCheckpoints checkpoints(writer, world, header, shards,
+    RunCheckpoints checkpoints(&writer, world, header, shards,
                                resume ? std::optional(training.state.step) : std::nullopt,
                                world.rank() == 0 ? &run : nullptr, reporter);
     checkpoints.check_space();

@@ -133,7 +133,7 @@ std::map<std::string, std::string> train_in(const std::filesystem::path& folder,
     *header.mutable_config() = config;
     CheckpointWriter writer(folder, 2, {}, group);
     const Reporter reporter;
-    RunCheckpoints checkpoints(writer, group, header, shards, std::nullopt, nullptr, reporter);
+    RunCheckpoints checkpoints(&writer, group, header, shards, std::nullopt, nullptr, reporter);
     training.checkpoints = &checkpoints;
     training.before_batch = [&](std::int64_t step) {
       if (step > killed_after && group.rank() == 0) raise(SIGKILL);
@@ -235,7 +235,7 @@ TEST(Figures, OfAnEvaluationAreTheSameOnAnyNumberOfRanks) {
       Evaluator evaluator(
           training.model, group, {"valid", 10, 3},
           [](std::int64_t begin, std::int64_t end) { return toy_batch(begin, end); });
-      const Evaluation evaluation = evaluator.run();
+      const Evaluation evaluation = *evaluator.run([] { return false; });
       ASSERT_EQ(evaluation.figures.size(), 2u);
       EXPECT_GT(evaluation.figures[1].second, 0);
       if (ranks == 1) expected = evaluation.figures;

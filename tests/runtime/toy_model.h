@@ -80,7 +80,7 @@ class ToyModel : public Model {
     if (noise && before_pass) before_pass();
     NamedSums named;
     const auto scores_BTV = forward(batch, noise, named);
-    const auto targets_BT = batch.at(field::kTargets);
+    const at::Tensor& targets_BT = batch.at(field::kTargets);
     const auto mask_BT = batch.at(field::kMask).to(scores_BTV.scalar_type());
     const auto nats_BT =
         -at::log_softmax(scores_BTV, -1).gather(-1, targets_BT.unsqueeze(-1)).squeeze(-1) * mask_BT;

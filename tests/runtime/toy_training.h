@@ -61,10 +61,10 @@ class ToyTraining {
     StopRequest stop(signals);
     Reporter reporter;
     Activity activity;
-    Checkpoints none;
-    Trainer trainer({config_, model, feed, group_, world == nullptr ? group_ : *world, buckets,
-                     *optimizer, stop, reporter, activity,
-                     checkpoints == nullptr ? none : *checkpoints, evaluator, agreement});
+    ProcessGroup& all = world == nullptr ? group_ : *world;
+    RunCheckpoints none(/*writer=*/nullptr, all, {}, {}, std::nullopt, nullptr, reporter);
+    Trainer trainer({config_, model, feed, group_, all, buckets, *optimizer, stop, reporter,
+                     activity, checkpoints == nullptr ? none : *checkpoints, evaluator, agreement});
     return trainer.run(state);
   }
 

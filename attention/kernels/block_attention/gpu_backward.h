@@ -31,10 +31,10 @@
 namespace birkhoff {
 
 template <typename Thread, int kHeadDim, int kTiles, bool kOwnsKeys, int kStages>
-class BlockAttentionBackwardQueries : BlockAttentionBody<Thread, kHeadDim, kTiles> {
+class BlockAttentionBackwardQueries : public BlockAttentionBody<Thread, kHeadDim, kTiles> {
   using Body = BlockAttentionBody<Thread, kHeadDim, kTiles>;
   using typename Body::Columns;
-  using Pairs = typename Body::template Pairs<kAtOnce / 8>;
+  using Pairs = LanePairs<kAtOnce / 8>;
   using Shape = GpuTileShape<kHeadDim>;
   using Body::first_column_;
   using Body::first_row_;
@@ -62,7 +62,6 @@ class BlockAttentionBackwardQueries : BlockAttentionBody<Thread, kHeadDim, kTile
   static constexpr int kSharedBytes = kDelta + Shape::kWarpsOfRow * kStatisticsBytes;
   static_assert(kSharedBytes <= Shape::kMaxBytes);
   using Body::Body;
-  using Body::kThreads;
 
   // The number of thread blocks.
   static std::int64_t num_tasks(const BlockAttentionParams& p) {
@@ -208,8 +207,7 @@ class BlockAttentionBackwardQueries : BlockAttentionBody<Thread, kHeadDim, kTile
               thread_.unpack(static_cast<std::uint16_t>(d_out[half][step].words[k / 2] >> shift));
         }
       }
-      delta += thread_.exchange(delta, 1);
-      delta += thread_.exchange(delta, 2);
+      delta = this->row_sum(delta);
       if (lane_ % 4 != 0) continue;
       thread_.store_shared(
           delta_part(first_row_ + lane_ / 4 + 8 * half, first_column_ / Shape::kWarpColumns),
@@ -279,16 +277,12 @@ class BlockAttentionBackwardQueries : BlockAttentionBody<Thread, kHeadDim, kTile
           sums[row] = d;
         }
       }
-      at_first = sum_of_lanes(at_first);
-      at_last = sum_of_lanes(at_last);
+      at_first = this->row_sum(at_first);
+      at_last = this->row_sum(at_last);
       if (lane_ % 4 != 0 || query >= pair.num_queries) continue;
       sums[0] += at_first;
       sums[last] += at_last;
     }
-  }
-  BIRKHOFF_DEVICE float sum_of_lanes(float x) const {
-    x += thread_.exchange(x, 1);
-    return x + thread_.exchange(x, 2);
   }
 
   BIRKHOFF_DEVICE void store_pairs(std::uint32_t tile, const Pairs& c, int first) const {
@@ -351,10 +345,10 @@ class BlockAttentionBackwardQueries : BlockAttentionBody<Thread, kHeadDim, kTile
 };
 
 template <typename Thread, int kHeadDim>
-class BlockAttentionBackwardKeys : BlockAttentionBody<Thread, kHeadDim, 1> {
+class BlockAttentionBackwardKeys : public BlockAttentionBody<Thread, kHeadDim, 1> {
   using Body = BlockAttentionBody<Thread, kHeadDim, 1>;
   using typename Body::Columns;
-  using Pairs = typename Body::template Pairs<kAtOnce / 8>;
+  using Pairs = LanePairs<kAtOnce / 8>;
   using Shape = GpuTileShape<kHeadDim>;
   using Body::first_column_;
   using Body::first_row_;
@@ -373,7 +367,6 @@ class BlockAttentionBackwardKeys : BlockAttentionBody<Thread, kHeadDim, 1> {
   static_assert(kSharedBytes <= Shape::kMaxBytes);
 
   using Body::Body;
-  using Body::kThreads;
 
   // The number of thread blocks.
   static std::int64_t num_tasks(const BlockAttentionParams& p) {
@@ -423,7 +416,9 @@ class BlockAttentionBackwardKeys : BlockAttentionBody<Thread, kHeadDim, 1> {
           this->multiply_rows(p, kK, q_tile, first);
           this->template take_logits<true>(p, pair, kBias, first, visible);
           this->multiply_rows(d_s, kV, d_out_tile, first);
-          take_gradient(p, d_s, kept >> first / 2, d_out_tile + Shape::kRowsBytes + 4 * first);
+          this->take_gradient(p, d_s, d_out_tile + Shape::kRowsBytes + 4 * first, 1, [&](int i) {
+            return p_.dropout.p > 0 ? this->kept(kept >> first / 2, i) : 1;
+          });
           if (source.bias.data != nullptr) {
             BIRKHOFF_UNROLL
             for (int i = 0; i < 4 * (kAtOnce / 8); ++i) d_bias[i % 4 / 2] += d_s[i / 4][i % 4];
@@ -443,9 +438,7 @@ class BlockAttentionBackwardKeys : BlockAttentionBody<Thread, kHeadDim, 1> {
     if (source.bias.data == nullptr) return;
     for (int half = 0; half < 2; ++half) {
       const int row = first_row_ + lane_ / 4 + 8 * half;
-      float total = d_bias[half];
-      total += thread_.exchange(total, 1);
-      total += thread_.exchange(total, 2);
+      const float total = this->row_sum(d_bias[half]);
       if (first_column_ == 0 && lane_ % 4 == 0 && row < num_keys) {
         source.bias.gradient[this->key_number(place, first_key) + row] = total;
       }
@@ -470,30 +463,6 @@ class BlockAttentionBackwardKeys : BlockAttentionBody<Thread, kHeadDim, 1> {
     this->load_numbers(numbers, p_.max, place, first_query);
     this->load_numbers(numbers + Shape::kNumbersBytes, p_.inverse_sum, place, first_query);
     this->load_numbers(numbers + 2 * Shape::kNumbersBytes, p_.delta, place, first_query);
-  }
-
-  // Like take_gradient() of the kernel for queries, with the statistics of each column's query at
-  // `numbers`.
-  BIRKHOFF_DEVICE void take_gradient(Pairs& p, Pairs& d_s, std::uint32_t kept,
-                                     std::uint32_t numbers) const {
-    const bool drops = p_.dropout.p > 0;
-    BIRKHOFF_UNROLL
-    for (int j = 0; j < kAtOnce / 8; ++j) {
-      BIRKHOFF_UNROLL
-      for (int c = 0; c < 2; ++c) {
-        const std::uint32_t at = numbers + 4 * (8 * j + place_in_c(lane_, c).column);
-        const float maximum = thread_.template load_shared<float>(at);
-        const float inverse_sum = thread_.template load_shared<float>(at + Shape::kNumbersBytes);
-        const float delta = thread_.template load_shared<float>(at + 2 * Shape::kNumbersBytes);
-        BIRKHOFF_UNROLL
-        for (int r = c; r < 4; r += 2) {
-          const float share = thread_.exp2(p[j][r] - maximum) * inverse_sum;
-          const float factor = drops ? this->kept(kept, 4 * j + r) : 1;
-          d_s[j][r] = share * (d_s[j][r] * factor - delta);
-          p[j][r] = share * factor;
-        }
-      }
-    }
   }
 };
 

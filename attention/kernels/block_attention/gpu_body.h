@@ -51,16 +51,11 @@ class BlockAttentionBody : protected TileBody<Thread, kHeadDim> {
         tile_(thread.index() / Shape::kThreads % kTiles) {}
 
  protected:
-  using typename Tile::Columns;
-  template <int kGroups>
-  using Pairs = typename Tile::template Pairs<kGroups>;
   using Tile::first_column_;
   using Tile::first_row_;
-  using Tile::kAll;
-  using Tile::kInfinity;
-  using Tile::kLog2E;
   using Tile::lane_;
   using Tile::thread_;
+  using typename Tile::Columns;
 
   static constexpr int kRows = kTiles * kTileRows;  // of a thread block
 
@@ -277,7 +272,7 @@ class BlockAttentionBody : protected TileBody<Thread, kHeadDim> {
   BIRKHOFF_DEVICE std::uint32_t visible_pairs(const TilePair& pair) const {
     if (!pair.diagonal && pair.mask == nullptr && pair.num_queries == kTileRows &&
         pair.num_keys == kTileRows) {
-      return kAll;
+      return kAllPairs;
     }
     std::uint32_t bits = 0;
     BIRKHOFF_UNROLL
@@ -309,13 +304,13 @@ class BlockAttentionBody : protected TileBody<Thread, kHeadDim> {
   // Bit 4j: is column 8j left of `end`?
   static BIRKHOFF_DEVICE std::uint32_t numbers_left_of(int end) {
     const int count = end <= 0 ? 0 : (end + 7) / 8;
-    return 0x11111111 & (count >= 8 ? kAll : (1u << 4 * count) - 1);
+    return 0x11111111 & (count >= 8 ? kAllPairs : (1u << 4 * count) - 1);
   }
 
   // Bit i: does dropout keep the probability of element i?
   template <bool kKeysAreRows>
   BIRKHOFF_DEVICE std::uint32_t kept_pairs(const TilePair& pair) const {
-    if (p_.dropout.p == 0) return kAll;
+    if (p_.dropout.p == 0) return kAllPairs;
     std::uint32_t bits = 0;
     PhiloxBlock block{};
     BIRKHOFF_UNROLL_BY(1)
@@ -349,7 +344,7 @@ class BlockAttentionBody : protected TileBody<Thread, kHeadDim> {
   // Turns products q . k into logits times log2(e), so that 2^x applies to them; masked logits
   // become -infinity. The pairs start at `first_column`; `bias` is where load_bias() stored it.
   template <bool kKeysAreRows, int kGroups>
-  BIRKHOFF_DEVICE void take_logits(Pairs<kGroups>& s, const TilePair& pair, std::uint32_t bias,
+  BIRKHOFF_DEVICE void take_logits(LanePairs<kGroups>& s, const TilePair& pair, std::uint32_t bias,
                                    int first_column, std::uint32_t visible) const {
     if (pair.distances != nullptr) {
       BIRKHOFF_UNROLL
@@ -371,7 +366,7 @@ class BlockAttentionBody : protected TileBody<Thread, kHeadDim> {
         s[i / 4][i % 4] += thread_.template load_shared<float>(bias + 4 * key);
       }
     }
-    if (visible == kAll) return;
+    if (visible == kAllPairs) return;
     visible >>= first_column / 2;
     BIRKHOFF_UNROLL
     for (int i = 0; i < 4 * kGroups; ++i) {

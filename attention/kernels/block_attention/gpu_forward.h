@@ -22,14 +22,13 @@
 namespace birkhoff {
 
 template <typename Thread, int kHeadDim>
-class BlockAttentionForward : BlockAttentionBody<Thread, kHeadDim, 1> {
+class BlockAttentionForward : public BlockAttentionBody<Thread, kHeadDim, 1> {
   using Body = BlockAttentionBody<Thread, kHeadDim, 1>;
   using typename Body::Columns;
-  using Pairs = typename Body::template Pairs<kTileRows / 8>;
+  using Pairs = LanePairs<kTileRows / 8>;
   using Shape = GpuTileShape<kHeadDim>;
   using Body::first_column_;
   using Body::first_row_;
-  using Body::kInfinity;
   using Body::lane_;
   using Body::p_;
   using Body::thread_;
@@ -43,7 +42,6 @@ class BlockAttentionForward : BlockAttentionBody<Thread, kHeadDim, 1> {
   static_assert(kSharedBytes <= Shape::kMaxBytes);
 
   using Body::Body;
-  using Body::kThreads;
 
   // The number of thread blocks.
   static std::int64_t num_tasks(const BlockAttentionParams& p) {
@@ -115,7 +113,7 @@ class BlockAttentionForward : BlockAttentionBody<Thread, kHeadDim, 1> {
     const SinkParams& sinks = p_.sinks;
     const bool has_sink = sinks.data != nullptr;
     const float sink =
-        has_sink ? Body::kLog2E * thread_.unpack(sinks.data[place.head * sinks.stride]) : 0;
+        has_sink ? kLog2E * thread_.unpack(sinks.data[place.head * sinks.stride]) : 0;
     BIRKHOFF_UNROLL
     for (int half = 0; half < 2; ++half) {
       float total = sum[half], largest = maximum[half];

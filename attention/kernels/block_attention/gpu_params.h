@@ -103,8 +103,20 @@ struct BlockAttentionParams {
   }
 };
 
-// Asynchronous on `stream`.
-void launch_block_attention(const BlockAttentionParams& params, CUstream_st* stream);
-void launch_block_attention_backward(const BlockAttentionParams& params, CUstream_st* stream);
+// Asynchronous on `stream`. Head dims up to kHeadDim: 64, 128 or 256 (instantiations/).
+template <int kHeadDim>
+void launch_forward_of(const BlockAttentionParams& params, CUstream_st* stream);
+template <int kHeadDim>
+void launch_backward_of(const BlockAttentionParams& params, CUstream_st* stream);
+
+inline void launch_block_attention(const BlockAttentionParams& params, CUstream_st* stream) {
+  with_head_dim(params.head_dim,
+                [&]<int kHeadDim>() { launch_forward_of<kHeadDim>(params, stream); });
+}
+inline void launch_block_attention_backward(const BlockAttentionParams& params,
+                                            CUstream_st* stream) {
+  with_head_dim(params.head_dim,
+                [&]<int kHeadDim>() { launch_backward_of<kHeadDim>(params, stream); });
+}
 
 }  // namespace birkhoff

@@ -22,14 +22,12 @@
 namespace birkhoff {
 
 template <typename Thread, bool kBackward, int kRows>
-class BlockMixFew : BlockMixBody<Thread> {
+class BlockMixFew : public BlockMixBody<Thread> {
   using Body = BlockMixBody<Thread>;
   using Body::lane_;
   using Body::p_;
   using Body::thread_;
   using Body::warp_;
-  using typename Body::Columns;
-  using typename Body::Group;
   using typename Body::Shape;
 
   static constexpr int kSlab = Shape::few_columns(kRows), kGroups = kSlab / 8,
@@ -45,12 +43,17 @@ class BlockMixFew : BlockMixBody<Thread> {
   using Sums = float[2 * kTiles][4];
 
  public:
-  // Blocks of threads of a multiprocessor, for the compiler's choice of registers.
-  static constexpr int kBlocks = kBackward ? 2 : kRows == 64 ? 4 : 8;
-  static constexpr int kBytes = static_cast<int>(kStages + (kBackward ? 2 : 1) * kStageBytes);
+  static constexpr int kThreadBlocks = kBackward ? 2 : kRows == 64 ? 4 : 8;
+  static constexpr int kSharedBytes = kStages + (kBackward ? 2 : 1) * kStageBytes;
   static_assert(4 * kRows * kRows * kColumnWarps <= 2 * kStageBytes || !kBackward);
 
   using Body::Body;
+
+  // The number of blocks of threads.
+  static std::int64_t num_tasks(const BlockMixParams& p) {
+    const int parts = kBackward ? p.parts : p.num_tensors * Shape::slabs(p, kSlab);
+    return std::int64_t{p.batch} * p.heads * parts;
+  }
 
   // The order of the blocks of threads: by part of the slabs, then head and batch.
   BIRKHOFF_DEVICE void run() {
@@ -90,8 +93,8 @@ class BlockMixFew : BlockMixBody<Thread> {
   }
 
  private:
-  BIRKHOFF_DEVICE Columns columns_at(const BlockRowsParams& rows, int batch, int head, int slab,
-                                     int group) const {
+  BIRKHOFF_DEVICE MixColumns columns_at(const BlockRowsParams& rows, int batch, int head, int slab,
+                                        int group) const {
     return this->columns_of(rows, batch, head, this->group_at(slab * kGroups + group));
   }
 
@@ -108,7 +111,7 @@ class BlockMixFew : BlockMixBody<Thread> {
   }
 
   BIRKHOFF_DEVICE void load(int tensor, int slab, int batch, int head, std::uint32_t stage) const {
-    const Group at = this->group_at(slab * kGroups + thread_.index() % kGroups);
+    const MixGroup at = this->group_at(slab * kGroups + thread_.index() % kGroups);
     load_slab(stage, (kBackward ? p_.d_y : p_.x)[tensor], batch, head, at);
     if constexpr (kBackward) {
       load_slab(stage + kX, p_.x[tensor], batch, head, at);
@@ -119,10 +122,10 @@ class BlockMixFew : BlockMixBody<Thread> {
   }
   // Appends zeros after the last row.
   BIRKHOFF_DEVICE void load_slab(std::uint32_t to, const BlockRowsParams& rows, int batch, int head,
-                                 Group at) const {
+                                 MixGroup at) const {
     constexpr int kRowsAtOnce = Shape::kThreads / kGroups;
     const int group = thread_.index() % kGroups, first = thread_.index() / kGroups;
-    const Columns columns = this->columns_of(rows, batch, head, at);
+    const MixColumns columns = this->columns_of(rows, batch, head, at);
     const std::uint16_t* from = columns.data + first * rows.strides[2];
     BIRKHOFF_UNROLL
     for (int i = 0; i < kRows; i += kRowsAtOnce) {
@@ -206,7 +209,7 @@ class BlockMixFew : BlockMixBody<Thread> {
                              std::uint32_t stage) const {
     constexpr int kRowsAtOnce = 32 / kWarpGroups;
     const int group = warp_ * kWarpGroups + lane_ % kWarpGroups, first = lane_ / kWarpGroups;
-    const Columns to = columns_at(rows, batch, head, slab, group);
+    const MixColumns to = columns_at(rows, batch, head, slab, group);
     BIRKHOFF_UNROLL_BY(4)
     for (int row = first; row < to.rows; row += kRowsAtOnce) {
       *reinterpret_cast<Words*>(to.data + row * rows.strides[2]) =
@@ -244,5 +247,27 @@ class BlockMixFew : BlockMixBody<Thread> {
     return kSums + static_cast<std::uint32_t>(4 * ((share * kRows + u) * kRows + v));
   }
 };
+
+// Calls run.operator()<Kernel>(bytes of shared memory) for each kernel of a pass, to launch it or
+// to emulate it on the CPU.
+template <typename Thread, bool kBackward, typename Run>
+void for_each_mix_kernel(const BlockMixParams& p, const Run& run) {
+  if (p.blocks <= BlockMixShape::kFewBlocks) {
+    const auto run_few = [&]<int kRows>() {
+      using Few = BlockMixFew<Thread, kBackward, kRows>;
+      run.template operator()<Few>(Few::kSharedBytes);
+    };
+    const int rows = BlockMixShape::few_rows(p.blocks);
+    if (rows == 16) return run_few.template operator()<16>();
+    if (rows == 32) return run_few.template operator()<32>();
+    return run_few.template operator()<64>();
+  }
+  using Rows = BlockMixRows<Thread, kBackward>;
+  run.template operator()<Rows>(Rows::shared_bytes(p.blocks));
+  if constexpr (kBackward) {
+    using Weights = BlockMixWeights<Thread>;
+    run.template operator()<Weights>(Weights::kSharedBytes);
+  }
+}
 
 }  // namespace birkhoff

@@ -39,12 +39,6 @@ struct BlockMixShape {
   static constexpr int kTile = kTileRows;              // rows and columns of other tiles
   static constexpr int kFewBlocks = 64;                // of gpu_few_blocks.h
   static constexpr int kTileBytes = 2 * kTile * kTile;
-  static constexpr int kWeightsBytes = 4 * kTileBytes;  // of BlockMixWeights
-
-  static constexpr int rows_bytes(int blocks) {
-    return 2 * kTileBytes + (blocks + 15) / 16 * 16 * kSlab * 2;
-  }
-  static_assert(2 * kTileBytes + BlockMixParams::kMaxBlocks * kSlab * 2 <= 163 * 1024);  // sm_80
 
   BIRKHOFF_HOST_DEVICE static constexpr int tiles(int blocks) {
     return (blocks + kTile - 1) / kTile;
@@ -53,17 +47,9 @@ struct BlockMixShape {
   BIRKHOFF_HOST_DEVICE static int slabs(const BlockMixParams& p, int width) {
     return (p.block * p.head_dim + width - 1) / width;
   }
-  static std::int64_t rows_tasks(const BlockMixParams& p) {
-    return p.num_tensors * std::int64_t{p.batch} * p.heads * slabs(p, kSlab);
-  }
   // gpu_few_blocks.h: rows that hold so few blocks, and columns of a slab with that many rows.
   static constexpr int few_rows(int blocks) { return blocks <= 16 ? 16 : blocks <= 32 ? 32 : 64; }
   BIRKHOFF_HOST_DEVICE static constexpr int few_columns(int rows) { return 8192 / rows; }
-  static std::int64_t few_tasks(const BlockMixParams& p, bool backward) {
-    const int parts =
-        backward ? p.parts : p.num_tensors * slabs(p, few_columns(few_rows(p.blocks)));
-    return std::int64_t{p.batch} * p.heads * parts;
-  }
   // The number of parts of the sum of d_w, which depends only on the shape. Each part costs a write
   // and a read of N x N numbers, so a part of many blocks has at least 32 of the kernel's steps.
   // More parts than fill an H100 gain nothing; it runs two blocks of threads of few blocks on a
@@ -77,9 +63,6 @@ struct BlockMixShape {
                        enough = tasks < 1 ? 1 : (few ? 256 : 512) / tasks;
     const std::int64_t parts = enough < most ? enough : most;
     return static_cast<int>(parts < 1 ? 1 : parts);
-  }
-  static std::int64_t weights_tasks(const BlockMixParams& p) {
-    return std::int64_t{p.batch} * p.heads * p.parts * tiles(p.blocks) * tiles(p.blocks);
   }
 };
 
@@ -120,11 +103,23 @@ class MixTiles {
   int last_tile_, diagonal_, result_ = 0, source_;
 };
 
+// Eight neighboring columns, all of one token.
+struct MixColumns {
+  std::uint16_t* data;  // of row 0
+  int rows;             // 0 if these columns do not exist
+};
+// The token's group of eight with index `group`.
+struct MixGroup {
+  int token, group;
+};
+
 // The common part of both kernels. `Thread` is GpuThread (cluster/base/gpu/gpu_thread.cuh) or its
 // emulation.
 template <typename Thread>
 class BlockMixBody {
  public:
+  static constexpr int kThreads = BlockMixShape::kThreads;
+
   BIRKHOFF_DEVICE BlockMixBody(const Thread& thread, const BlockMixParams& p)
       : thread_(thread), p_(p), lane_(thread.index() % 32), warp_(thread.index() / 32) {}
 
@@ -135,21 +130,12 @@ class BlockMixBody {
   const BlockMixParams& p_;
   const int lane_, warp_;
 
-  // Eight neighboring columns, all of one token.
-  struct Columns {
-    std::uint16_t* data;  // of row 0
-    int rows;             // 0 if these columns do not exist
-  };
-  // The token's group of eight with index `group`.
-  struct Group {
-    int token, group;
-  };
   BIRKHOFF_DEVICE int groups_of_token() const { return p_.head_dim / 8; }
-  BIRKHOFF_DEVICE Group group_at(int number) const {
+  BIRKHOFF_DEVICE MixGroup group_at(int number) const {
     return {number / groups_of_token(), number % groups_of_token()};
   }
-  BIRKHOFF_DEVICE Columns columns_of(const BlockRowsParams& rows, int batch, int head,
-                                     Group at) const {
+  BIRKHOFF_DEVICE MixColumns columns_of(const BlockRowsParams& rows, int batch, int head,
+                                        MixGroup at) const {
     if (at.token >= p_.block) return {rows.data, 0};
     return {rows.data + batch * rows.strides[0] + head * rows.strides[1] +
                 at.token * rows.strides[3] + at.group * 8,
@@ -163,9 +149,8 @@ class BlockMixBody {
 };
 
 template <typename Thread, bool kTransposed>
-class BlockMixRows : BlockMixBody<Thread> {
+class BlockMixRows : public BlockMixBody<Thread> {
   using Body = BlockMixBody<Thread>;
-  using typename Body::Columns;
   using typename Body::Shape;
   using Tiles = MixTiles<kTransposed>;
   using Body::lane_;
@@ -181,10 +166,18 @@ class BlockMixRows : BlockMixBody<Thread> {
   using Sums = float[kTile / 16][kWarpGroups][4];
 
  public:
-  // Blocks of threads of a multiprocessor, for the compiler's choice of registers.
-  static constexpr int kBlocks = 1;
+  static constexpr int kThreadBlocks = 1;
 
   using Body::Body;
+
+  // The number of blocks of threads.
+  static std::int64_t num_tasks(const BlockMixParams& p) {
+    return p.num_tensors * std::int64_t{p.batch} * p.heads * Shape::slabs(p, kSlab);
+  }
+  static constexpr int shared_bytes(int blocks) {
+    return 2 * Shape::kTileBytes + (blocks + 15) / 16 * 16 * kSlab * 2;
+  }
+  static_assert(shared_bytes(BlockMixParams::kMaxBlocks) <= 163 * 1024);  // sm_80
 
   // The order of the blocks of threads: by slab, then head, batch and tensor.
   BIRKHOFF_DEVICE void run() {
@@ -202,7 +195,7 @@ class BlockMixRows : BlockMixBody<Thread> {
     const std::uint16_t* weights =
         p_.weights + batch * p_.weight_strides[0] + head * p_.weight_strides[1];
     const BlockRowsParams& to = (kTransposed ? p_.d_x : p_.y)[tensor];
-    const Columns results = this->columns_of(
+    const MixColumns results = this->columns_of(
         to, batch, head, this->group_at(first_group + warp_ * kWarpGroups + lane_ / 8));
 
     Tiles tiles(p_.blocks, p_.diagonal);
@@ -245,8 +238,8 @@ class BlockMixRows : BlockMixBody<Thread> {
     const Place own = place_in_c(lane_, 0);
     BIRKHOFF_UNROLL
     for (int j = 0; j < kWarpGroups; ++j) {
-      const Columns from = this->columns_of(rows, batch, head,
-                                            this->group_at(first_group + warp_ * kWarpGroups + j));
+      const MixColumns from = this->columns_of(
+          rows, batch, head, this->group_at(first_group + warp_ * kWarpGroups + j));
       BIRKHOFF_UNROLL
       for (int i = 0; i < kTile / 8; ++i) {
         const int row = first_row + 8 * i + own.row;
@@ -262,7 +255,7 @@ class BlockMixRows : BlockMixBody<Thread> {
   }
 
   // Appends zeros after the last row, up to a multiple of 16 rows.
-  BIRKHOFF_DEVICE void load_slab(const Columns& columns, std::int64_t stride) const {
+  BIRKHOFF_DEVICE void load_slab(const MixColumns& columns, std::int64_t stride) const {
     constexpr int kGroups = kSlab / 8, kRowsAtOnce = Shape::kThreads / kGroups;
     static_assert(kRowsAtOnce % 8 == 0);
     const int row = thread_.index() / kGroups;
@@ -333,7 +326,7 @@ class BlockMixRows : BlockMixBody<Thread> {
 
   // Writes the sums and resets them to 0, 16 rows at a time, through the halves of the warp's
   // quarter of a tile: 16 rows of 64 columns. A lane writes columns `to` of every eighth row.
-  BIRKHOFF_DEVICE void store(Sums& c, int first_row, int stage, const Columns& to,
+  BIRKHOFF_DEVICE void store(Sums& c, int first_row, int stage, const MixColumns& to,
                              std::int64_t stride) const {
     const std::uint32_t area =
         weights_tile(stage) + static_cast<std::uint32_t>(warp_ * (Shape::kTileBytes / 4));
@@ -363,14 +356,12 @@ class BlockMixRows : BlockMixBody<Thread> {
 };
 
 template <typename Thread>
-class BlockMixWeights : BlockMixBody<Thread> {
+class BlockMixWeights : public BlockMixBody<Thread> {
   using Body = BlockMixBody<Thread>;
   using Body::lane_;
   using Body::p_;
   using Body::thread_;
   using Body::warp_;
-  using typename Body::Columns;
-  using typename Body::Group;
   using typename Body::Shape;
 
   static constexpr int kTile = Shape::kTile, kGroups = kTile / 8;
@@ -378,9 +369,16 @@ class BlockMixWeights : BlockMixBody<Thread> {
   using Sums = float[kTile / 8][4];
 
  public:
-  static constexpr int kBlocks = 1;  // as in BlockMixRows
+  static constexpr int kThreadBlocks = 1;
+  static constexpr int kSharedBytes = 4 * Shape::kTileBytes;
 
   using Body::Body;
+
+  // The number of blocks of threads.
+  static std::int64_t num_tasks(const BlockMixParams& p) {
+    return std::int64_t{p.batch} * p.heads * p.parts * Shape::tiles(p.blocks) *
+           Shape::tiles(p.blocks);
+  }
 
   // The order of the blocks of threads: by tile of d_w, then part of the columns, head and batch.
   BIRKHOFF_DEVICE void run() {
@@ -414,8 +412,8 @@ class BlockMixWeights : BlockMixBody<Thread> {
     const int end = step + steps_of_part < steps ? step + steps_of_part : steps;
     // Of the next step. They advance step by step, which avoids divisions.
     int tensor = step / slabs, slab = step % slabs;
-    Group at = this->group_at(slab * kGroups + thread_.index() % kGroups);
-    const Group further = this->group_at(kGroups);
+    MixGroup at = this->group_at(slab * kGroups + thread_.index() % kGroups);
+    const MixGroup further = this->group_at(kGroups);
     const auto load = [&](int stage) {
       load_rows(tile(stage, 0), p_.d_y[tensor], batch, head, at, first_u);
       load_rows(tile(stage, 1), p_.x[tensor], batch, head, at, first_v);
@@ -442,10 +440,10 @@ class BlockMixWeights : BlockMixBody<Thread> {
   }
 
   BIRKHOFF_DEVICE void load_rows(std::uint32_t to, const BlockRowsParams& rows, int batch, int head,
-                                 Group at, int first) const {
+                                 MixGroup at, int first) const {
     constexpr int kRowsAtOnce = Shape::kThreads / kGroups;
     static_assert(kRowsAtOnce % 8 == 0);
-    const Columns columns = this->columns_of(rows, batch, head, at);
+    const MixColumns columns = this->columns_of(rows, batch, head, at);
     const int row = thread_.index() / kGroups;
     const std::uint16_t* from = columns.data + (first + row) * rows.strides[2];
     to += place_in_tile<kTile>(row, thread_.index() % kGroups * 8);

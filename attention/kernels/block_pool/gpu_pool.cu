@@ -172,10 +172,7 @@ __global__ void __launch_bounds__(kThreads) gradients_kernel(const BlockPoolPara
 
 void launch_threads(void (*kernel)(BlockPoolParams), std::int64_t count,
                     const BlockPoolParams& params, cudaStream_t stream) {
-  if (count == 0) return;
-  launch({.grid = dim3(static_cast<unsigned>((count + kThreads - 1) / kThreads)),
-          .block = dim3(kThreads),
-          .stream = stream},
+  launch({.blocks = (count + kThreads - 1) / kThreads, .threads = kThreads, .stream = stream},
          kernel, params);
 }
 
@@ -195,13 +192,10 @@ void launch_backward(const BlockPoolParams& p, cudaStream_t stream) {
 // Calls f<T, kCount>().
 template <typename Function>
 void with_elements(const BlockPoolParams& p, Function f) {
-  const auto with_count = [&]<typename T>() {
+  with_element_type(p.dtype, [&]<typename T>() {
     if (p.vectors) return f.template operator()<T, static_cast<int>(16 / sizeof(T))>();
     f.template operator()<T, 1>();
-  };
-  if (p.dtype == KernelDtype::kBFloat16) return with_count.template operator()<__nv_bfloat16>();
-  if (p.dtype == KernelDtype::kHalf) return with_count.template operator()<__half>();
-  with_count.template operator()<float>();
+  });
 }
 
 }  // namespace

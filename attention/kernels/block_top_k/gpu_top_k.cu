@@ -107,7 +107,7 @@ __global__ void __launch_bounds__(kThreads, kRows == kManyRows ? 2 : 4)
 
 void launch_block_choice(const BlockTopKParams& params, cudaStream_t stream) {
   if (params.chosen == 0) return;
-  with_row_type(params.dtype, [&]<typename T>() {
+  with_element_type(params.dtype, [&]<typename T>() {
     const auto bytes_for = [&](int rows) {
       return choice_bytes(params.head_dim, params.chosen, rows);
     };

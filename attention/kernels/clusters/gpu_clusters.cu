@@ -89,7 +89,7 @@ __global__ void __launch_bounds__(kThreads, kRows == kManyRows ? 2 : 4)
 #pragma unroll
       for (int c = 0; c < kTeamColumns; ++c) square += run[c] * run[c];
     });
-    square = team_total(square);
+    square = lane_sum<kRowTeam>(square);
     const float of_row = square == 0 ? 0.0f : 1 / sqrtf(square);
     if (member == 0) inverse[i] = of_row;
     if (begin > 0 || i >= own.count) return;
@@ -114,7 +114,8 @@ __global__ void __launch_bounds__(kThreads, kRows == kManyRows ? 2 : 4)
   for (int first = begin; first < end; first += kVectors) {
     const int count = min(kVectors, end - first);
     __syncthreads();
-    centroids.load(p.centroids + (own.head.h * p.shape.clusters + first) * D, D, count, D);
+    centroids.load(p.centroids + (std::int64_t{own.head.h} * p.shape.clusters + first) * D, D,
+                   count, D);
     __syncthreads();
     float products[kRows][kPairs];
     multiply<kRows>(x, centroids, count, D, products);
@@ -182,7 +183,7 @@ __global__ void __launch_bounds__(kThreads)
     std::uint32_t highest = threshold;
 #pragma unroll
     for (int s = 0; s < kSteps; ++s) {
-      if (__reduce_add_sync(kAllLanes, reach[s]) >= wanted) {
+      if (__reduce_add_sync(kWholeWarp, reach[s]) >= wanted) {
         highest = threshold + ((s + 1u) << shift);
       }
     }
@@ -191,15 +192,15 @@ __global__ void __launch_bounds__(kThreads)
   int above = 0;
 #pragma unroll 8
   for (int row = first + lane; row < end; row += kWarp) above += keys[row] > threshold;
-  int ties = wanted - __reduce_add_sync(kAllLanes, above);  // rows at the threshold to choose
+  int ties = wanted - __reduce_add_sync(kWholeWarp, above);  // rows at the threshold to choose
   const unsigned before = (1u << lane) - 1;
   for (int run = first; run < end; run += kWarp) {
     const int row = run + lane;
     const std::uint32_t key = row < end ? keys[row] : 0;
     const bool ties_here = row < end && key == threshold;
-    const unsigned tied = __ballot_sync(kAllLanes, ties_here);
+    const unsigned tied = __ballot_sync(kWholeWarp, ties_here);
     const bool chosen = key > threshold || (ties_here && __popc(tied & before) < ties);
-    const unsigned all_chosen = __ballot_sync(kAllLanes, chosen);
+    const unsigned all_chosen = __ballot_sync(kWholeWarp, chosen);
     if (chosen) next[__popc(all_chosen & before)] = row;
     ties -= __popc(tied);
     next += __popc(all_chosen);
@@ -214,7 +215,7 @@ __global__ void __launch_bounds__(kThreads) distances_kernel(const ClusterRowsPa
     if (p.cluster[entry] < 0) continue;
     sum += (p.inverse[entry] == 0 ? 1.0f : 2.0f) - 2 * p.best_score[entry];
   }
-  sum = warp_sum(sum);
+  sum = lane_sum<kWarp>(sum);
   if (lane_number() == 0) sums[warp_number()] = sum;
   __syncthreads();
   if (threadIdx.x > 0) return;
@@ -228,13 +229,13 @@ __global__ void __launch_bounds__(kTeamThreads) gradients_kernel(const ClusterGr
   const TeamNumber own(static_cast<unsigned>(shape.batch * shape.heads) *
                        static_cast<unsigned>(shape.rows));
   const int entry = own.number, of_all = entry / shape.rows, row = entry - of_all * shape.rows;
-  const HeadOfSample head{of_all / shape.heads, of_all % shape.heads};
+  const GpuHead head{of_all / shape.heads, of_all % shape.heads};
   const std::int32_t cluster = p.cluster[entry];
   const float factor = p.d_distance == nullptr || cluster < 0
                            ? 0.0f
                            : 2 * p.d_distance[head.b * shape.heads + head.h];
   const float* const centroid =
-      p.centroids + (head.h * shape.clusters + max(cluster, 0)) * shape.head_dim;
+      p.centroids + (std::int64_t{head.h} * shape.clusters + max(cluster, 0)) * shape.head_dim;
   const T* const unit = row_of<const T>(p.unit, head, row);
   const T* const d_unit = p.d_unit.data == nullptr ? nullptr : row_of<const T>(p.d_unit, head, row);
   T* const d_x = row_of<T>(p.d_x, head, row);
@@ -259,7 +260,7 @@ __global__ void __launch_bounds__(kTeamThreads) gradients_kernel(const ClusterGr
 #pragma unroll
     for (int c = 0; c < kTeamColumns; ++c) along += u[c] * g[c];
   });
-  along = team_total(along);
+  along = lane_sum<kRowTeam>(along);
   if (!own.exists) return;
   visit_runs(own.member, shape.head_dim, [&](int first) {
     float u[kTeamColumns], g[kTeamColumns] = {};
@@ -283,7 +284,7 @@ __global__ void __launch_bounds__(kThreads) sums_kernel(const ClusterSumsParams 
   const std::int32_t* const clusters = p.cluster + std::int64_t{head} * shape.rows;
   for (int run = warp_number() * kWarp; run < shape.rows; run += kThreads) {
     const int own = run + lane;
-    unsigned members = __ballot_sync(kAllLanes, own < shape.rows && clusters[own] == cluster);
+    unsigned members = __ballot_sync(kWholeWarp, own < shape.rows && clusters[own] == cluster);
     count += __popc(members);
     for (; members != 0; members &= members - 1) {
       const T* const unit = row_of<const T>(p.unit, {b, h}, run + __ffs(members) - 1);
@@ -317,7 +318,7 @@ void launch_cluster_rows(const ClusterRowsParams& params, cudaStream_t stream) {
   const int chunk = params.keys == nullptr ? shape.clusters : ClusterRowsParams::kChunk;
   for (int begin = 0; begin < shape.clusters; begin += chunk) {
     const int count = std::min(chunk, shape.clusters - begin);
-    with_row_type(shape.dtype, [&]<typename T>() {
+    with_element_type(shape.dtype, [&]<typename T>() {
       const auto bytes_for = [&](int rows) { return score_bytes(shape.head_dim, rows); };
       const auto with_rows = [&]<int kRows>() {
         launch_tiles<kRows>(&scores_kernel<T, kRows>, heads, shape.rows, bytes_for(kRows), stream,
@@ -327,14 +328,13 @@ void launch_cluster_rows(const ClusterRowsParams& params, cudaStream_t stream) {
       with_rows.template operator()<kFewRows>();
     });
     if (params.keys == nullptr) continue;
-    launch({.grid = dim3(static_cast<unsigned>((heads * count * params.num_documents + kWarps - 1) /
-                                               kWarps)),
-            .block = dim3(kThreads),
+    launch({.blocks = (heads * count * params.num_documents + kWarps - 1) / kWarps,
+            .threads = kThreads,
             .stream = stream},
            &nearest_kernel, params, begin, count);
   }
-  launch({.grid = dim3(static_cast<unsigned>(heads)),
-          .block = dim3(kThreads),
+  launch({.blocks = heads,
+          .threads = kThreads,
           .stream = stream,
           .shared_bytes = sizeof(float) * kWarps},
          &distances_kernel, params);
@@ -343,9 +343,9 @@ void launch_cluster_rows(const ClusterRowsParams& params, cudaStream_t stream) {
 void launch_cluster_gradients(const ClusterGradientParams& params, cudaStream_t stream) {
   const std::int64_t rows =
       std::int64_t{params.shape.batch} * params.shape.heads * params.shape.rows;
-  with_row_type(params.shape.dtype, [&]<typename T>() {
-    launch({.grid = dim3(static_cast<unsigned>((rows + kRowsOfBlock - 1) / kRowsOfBlock)),
-            .block = dim3(kTeamThreads),
+  with_element_type(params.shape.dtype, [&]<typename T>() {
+    launch({.blocks = (rows + kRowsOfBlock - 1) / kRowsOfBlock,
+            .threads = kTeamThreads,
             .stream = stream},
            &gradients_kernel<T>, params);
   });
@@ -353,10 +353,10 @@ void launch_cluster_gradients(const ClusterGradientParams& params, cudaStream_t 
 
 void launch_cluster_sums(const ClusterSumsParams& params, cudaStream_t stream) {
   const ClusterShape& shape = params.shape;
-  with_row_type(shape.dtype, [&]<typename T>() {
+  with_element_type(shape.dtype, [&]<typename T>() {
     launch(
-        {.grid = dim3(static_cast<unsigned>(shape.batch * shape.heads * shape.clusters)),
-         .block = dim3(kThreads),
+        {.blocks = shape.batch * shape.heads * shape.clusters,
+         .threads = kThreads,
          .stream = stream,
          .shared_bytes = sizeof(float) * static_cast<std::size_t>(kWarps * (shape.head_dim + 1))},
         &sums_kernel<T>, params);

@@ -10,6 +10,7 @@
 #include "attention/kernels/common/gpu_row_team.cuh"
 #include "cluster/base/gpu/elements.cuh"
 #include "cluster/base/gpu/launch.h"
+#include "cluster/base/gpu/warp.cuh"
 
 namespace birkhoff {
 
@@ -17,44 +18,22 @@ extern __shared__ float4 score_memory[];  // float4 for its alignment
 
 namespace {
 
-constexpr int kThreads = 256, kWarp = 32, kWarps = kThreads / kWarp;
+constexpr int kThreads = 256, kWarps = kThreads / kWarp;
 constexpr int kVectors = kWarp;            // vectors of a tile
 constexpr int kPairs = kVectors / kWarps;  // of a row with the vectors of a tile, in one thread
-constexpr unsigned kAllLanes = 0xffffffff;
-
-__device__ inline int lane_number() { return static_cast<int>(threadIdx.x) % kWarp; }
-__device__ inline int warp_number() { return static_cast<int>(threadIdx.x) / kWarp; }
-
-__device__ inline float warp_sum(float x) {
-#pragma unroll
-  for (int distance = 1; distance < kWarp; distance *= 2) {
-    x += __shfl_xor_sync(kAllLanes, x, distance);
-  }
-  return x;
-}
-
-struct HeadOfSample {
-  std::int64_t b, h;
-};
-
-template <typename T>
-__device__ inline T* row_of(const RowsParams& x, HeadOfSample head, std::int64_t row) {
-  return static_cast<T*>(x.data) + head.b * x.strides[0] + head.h * x.strides[1] +
-         row * x.strides[2];
-}
 
 // The kRows kWarp rows of a head that a block owns: tile after tile, head after head.
 template <int kRows>
 struct OwnRows {
   static constexpr int kCount = kRows * kWarp;
   std::int64_t number;  // index of the head in [B, H]
-  HeadOfSample head;
+  GpuHead head;
   int first, count;
 
   __device__ OwnRows(int heads, int rows) {
     const auto tiles = static_cast<unsigned>((rows + kCount - 1) / kCount);
     number = blockIdx.x / tiles;
-    head = {number / heads, number % heads};
+    head = {static_cast<int>(number / heads), static_cast<int>(number % heads)};
     first = static_cast<int>(blockIdx.x % tiles) * kCount;
     count = min(kCount, rows - first);
   }
@@ -151,23 +130,11 @@ template <int kRows, typename... Parameters, typename... Arguments>
 void launch_tiles(void (*kernel)(Parameters...), std::int64_t heads, int rows, std::size_t bytes,
                   cudaStream_t stream, const Arguments&... arguments) {
   constexpr int kCount = OwnRows<kRows>::kCount;
-  cuda_check(
-      cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel),
-                           cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes)),
-      "cudaFuncSetAttribute");
-  launch({.grid = dim3(static_cast<unsigned>(heads * ((rows + kCount - 1) / kCount))),
-          .block = dim3(kThreads),
+  launch({.blocks = heads * ((rows + kCount - 1) / kCount),
+          .threads = kThreads,
           .stream = stream,
           .shared_bytes = bytes},
          kernel, arguments...);
-}
-
-// Calls f<T>() with the number type of rows.
-template <typename Function>
-void with_row_type(KernelDtype dtype, Function f) {
-  if (dtype == KernelDtype::kBFloat16) return f.template operator()<__nv_bfloat16>();
-  if (dtype == KernelDtype::kHalf) return f.template operator()<__half>();
-  f.template operator()<float>();
 }
 
 }  // namespace

@@ -7,6 +7,7 @@
 
 #include "cluster/base/gpu/elements.cuh"
 #include "cluster/base/gpu/launch.h"
+#include "cluster/base/gpu/warp.cuh"
 
 namespace birkhoff {
 
@@ -76,15 +77,6 @@ __device__ inline void store_run(T* row, int first, int head_dim, const float (&
       if (first + c < head_dim) row[first + c] = from_float<T>(x[c]);
     }
   }
-}
-
-// The sum over the lanes of the team. All lanes of the warp call it.
-__device__ inline float team_total(float x) {
-#pragma unroll
-  for (int distance = 1; distance < kRowTeam; distance *= 2) {
-    x += __shfl_xor_sync(0xffffffff, x, distance);
-  }
-  return x;
 }
 
 }  // namespace birkhoff

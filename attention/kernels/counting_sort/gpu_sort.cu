@@ -9,6 +9,7 @@
 
 #include "attention/kernels/counting_sort/gpu_sort.h"
 #include "cluster/base/gpu/launch.h"
+#include "cluster/base/gpu/warp.cuh"
 
 namespace birkhoff {
 
@@ -16,7 +17,7 @@ extern __shared__ int group_memory[];
 
 namespace {
 
-constexpr int kGroupThreads = 256, kLanes = 32, kGroupWarps = kGroupThreads / kLanes;
+constexpr int kGroupThreads = 256, kGroupWarps = kGroupThreads / kWarp;
 constexpr std::size_t kMaxBytes = 160 * 1024;  // of sm_80's 163 KiB
 
 // Counts of the numbers 0 to N - 1, and of slots without one.
@@ -26,7 +27,7 @@ std::size_t bytes_of_warp(const CountingSortParams& p) {
 
 __global__ void __launch_bounds__(kGroupThreads)
     groups_kernel(const CountingSortParams p, int warps) {
-  const int thread = static_cast<int>(threadIdx.x), warp = thread / kLanes, lane = thread % kLanes,
+  const int thread = static_cast<int>(threadIdx.x), warp = warp_number(), lane = lane_number(),
             numbers = p.count + 1;
   const std::int64_t head = blockIdx.x;
   const std::int32_t* const number_of = p.numbers + head * p.slots;
@@ -43,14 +44,14 @@ __global__ void __launch_bounds__(kGroupThreads)
   int* const own = counts + warp * numbers;
   const auto visit = [&](auto use) {
     if (warp >= warps) return;
-    const int runs = (p.slots + kLanes - 1) / kLanes, part = (runs + warps - 1) / warps,
+    const int runs = (p.slots + kWarp - 1) / kWarp, part = (runs + warps - 1) / warps,
               end = min((warp + 1) * part, runs);
     for (int run = warp * part; run < end; ++run) {
-      const int slot = run * kLanes + lane;
+      const int slot = run * kWarp + lane;
       int number = slot < used ? number_of[slot] : p.count;
       if (number < 0 || number > p.count) number = p.count;
       if (slot >= p.slots) number = numbers;  // no slot
-      const unsigned group = __match_any_sync(0xffffffff, number);
+      const unsigned group = __match_any_sync(kWholeWarp, number);
       if (number < numbers) use(slot, group, own[number]);
       __syncwarp();
       if (number < numbers && lane + 1 == __ffs(static_cast<int>(group))) {
@@ -70,12 +71,12 @@ __global__ void __launch_bounds__(kGroupThreads)
     for (int w = 0; w < warps; ++w) sum += counts[w * numbers + n];
   }
   sums[thread] = sum;
-  const int of_warp = __reduce_add_sync(0xffffffff, sum);
+  const int of_warp = __reduce_add_sync(kWholeWarp, sum);
   if (lane == 0) totals[warp] = of_warp;
   __syncthreads();
   int next = 0;
   for (int w = 0; w < warp; ++w) next += totals[w];
-  for (int l = 0; l < lane; ++l) next += sums[warp * kLanes + l];
+  for (int l = 0; l < lane; ++l) next += sums[warp * kWarp + l];
   for (int n = first; n < end; ++n) {
     p.starts[head * numbers + n] = next;
     for (int w = 0; w < warps; ++w) {
@@ -95,21 +96,14 @@ __global__ void __launch_bounds__(kGroupThreads)
 }  // namespace
 
 void launch_counting_sort(const CountingSortParams& params, cudaStream_t stream) {
-  if (params.heads == 0) return;
   const std::size_t of_sums = sizeof(int) * (kGroupThreads + kGroupWarps),
                     of_warp = bytes_of_warp(params);
   const int warps =
       static_cast<int>(std::clamp<std::size_t>((kMaxBytes - of_sums) / of_warp, 1, kGroupWarps));
   const std::size_t bytes = of_sums + static_cast<std::size_t>(warps) * of_warp;
-  cuda_check(
-      cudaFuncSetAttribute(reinterpret_cast<const void*>(&groups_kernel),
-                           cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes)),
-      "cudaFuncSetAttribute");
-  launch({.grid = dim3(static_cast<unsigned>(params.heads)),
-          .block = dim3(kGroupThreads),
-          .stream = stream,
-          .shared_bytes = bytes},
-         &groups_kernel, params, warps);
+  launch(
+      {.blocks = params.heads, .threads = kGroupThreads, .stream = stream, .shared_bytes = bytes},
+      &groups_kernel, params, warps);
 }
 
 }  // namespace birkhoff

@@ -10,17 +10,12 @@
 #include <iterator>
 #include <limits>
 
+#include "attention/kernels/common/fitting_rows.h"
 #include "cluster/base/error.h"
 #include "cluster/base/gpu/device.h"
 
 namespace birkhoff {
 namespace {
-
-GatheredRowsParams rows_of(const at::Tensor& x) {
-  require(x.stride(3) == 1 || x.size(3) == 1, "gathered attention: rows must be contiguous");
-  return {.data = const_cast<void*>(x.const_data_ptr()),
-          .strides = {x.stride(0), x.stride(1), x.stride(2)}};
-}
 
 // The kernels write only to results and scratch memory.
 float* floats_of(const at::Tensor& x) {
@@ -49,7 +44,7 @@ GatheredListsParams lists_of(const RowLists& lists, const at::Tensor& positions_
   return params;
 }
 
-bool are_aligned(const GatheredRowsParams& x) {
+bool are_aligned(const RowsParams& x) {
   constexpr std::uintptr_t kBytes = 16, kNumbers = 8;
   return reinterpret_cast<std::uintptr_t>(x.data) % kBytes == 0 &&
          std::all_of(std::begin(x.strides), std::end(x.strides),
@@ -88,10 +83,10 @@ GatheredParams params_of(const GatheredAttention& in, const AttentionPart& part,
                        .rows = static_cast<int>(in.relative.num_distances()),
                        .least = in.relative.least};
   }
-  params.q = rows_of(q);
-  params.k = rows_of(in.k_BHSD);
-  params.v = rows_of(in.v_BHSD);
-  params.out = rows_of(part.out_BHLD);
+  params.q = rows_params(q);
+  params.k = rows_params(in.k_BHSD);
+  params.v = rows_params(in.v_BHSD);
+  params.out = rows_params(part.out_BHLD);
   params.max = floats_of(part.max_BHL);
   params.sum = floats_of(part.sum_BHL);
   params.tensor_cores = why_not_tensor_cores(in).empty();
@@ -151,7 +146,7 @@ std::string why_not_tensor_cores(const GatheredAttention& in) {
   }
   for (const at::Tensor* x : {&in.q_BHLD, &in.k_BHSD, &in.v_BHSD}) {
     // Unaligned tensors are copied.
-    if (x->stride(3) == 1 && !are_aligned(rows_of(*x))) {
+    if (x->stride(3) == 1 && !are_aligned(rows_params(*x))) {
       return "rows of queries, keys or values are not aligned to 16 bytes";
     }
   }
@@ -190,12 +185,12 @@ GatheredBackward gathered_backward(const GatheredAttention& in, const GatheredRe
                   new_slots(in, in.rows.keys, in.k_BHSD), new_slots(in, in.rows.keys, in.k_BHSD)}};
   GatheredParams& params = backward.params = params_of(in, results.part, backward.inputs);
   if (mean) set_slots(results.slots, params);
-  params.d_out = rows_of(d_out_BHLD);
+  params.d_out = rows_params(d_out_BHLD);
   params.tensor_cores = params.tensor_cores && are_aligned(params.d_out);
   if (d_sum_BHL.defined()) params.d_sum = floats_of(d_sum_BHL);
-  params.d_q = rows_of(backward.gradients.d_q_BHLD);
-  params.d_k = rows_of(backward.gradients.d_k_BHSD);
-  params.d_v = rows_of(backward.gradients.d_v_BHSD);
+  params.d_q = rows_params(backward.gradients.d_q_BHLD);
+  params.d_k = rows_params(backward.gradients.d_k_BHSD);
+  params.d_v = rows_params(backward.gradients.d_v_BHSD);
   params.delta = floats_of(backward.scratch[0][0]);
   params.inverse = floats_of(backward.scratch[0][1]);
   params.d_q_slots = floats_of(backward.scratch[1]);

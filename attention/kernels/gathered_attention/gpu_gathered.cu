@@ -46,6 +46,7 @@
 #include "attention/kernels/gathered_attention/gpu_params.h"
 #include "attention/kernels/gathered_attention/gpu_slots.cuh"
 #include "attention/kernels/gathered_attention/gpu_tiles.cuh"
+#include "attention/kernels/tile_attention/gpu_tiles.h"
 #include "cluster/base/gpu/elements.cuh"
 #include "cluster/base/gpu/launch.h"
 
@@ -121,7 +122,7 @@ __global__ void __launch_bounds__(kThreads, kRelative ? 1 : 2)
         sum += weight;
       }
       m = new_m;
-      l = l * factor + team_sum(sum);
+      l = l * factor + lane_sum<kTeam>(sum);
       __syncthreads();
       k_or_v.load<T>(p.v, of_keys, keys, first, keys.ends[g], D);
       __syncthreads();
@@ -303,13 +304,8 @@ __global__ void __launch_bounds__(kThreads, backward_blocks(kColumns, kRelative)
 // `blocks` blocks for each of `heads` heads.
 void launch_blocks(void (*kernel)(GatheredParams), const GatheredParams& p, int heads, int blocks,
                    std::size_t bytes, cudaStream_t stream) {
-  if (blocks == 0) return;
-  cuda_check(
-      cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel),
-                           cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes)),
-      "cudaFuncSetAttribute");
-  launch({.grid = dim3(static_cast<unsigned>(std::int64_t{p.batch} * heads * blocks)),
-          .block = dim3(kThreads),
+  launch({.blocks = std::int64_t{p.batch} * heads * blocks,
+          .threads = kThreads,
           .stream = stream,
           .shared_bytes = bytes},
          kernel, p);
@@ -320,8 +316,8 @@ template <typename... Parameters, typename... Arguments>
 void launch_rows(void (*kernel)(Parameters...), const GatheredParams& p, int heads, int rows,
                  cudaStream_t stream, const Arguments&... arguments) {
   const std::int64_t all = std::int64_t{p.batch} * heads * rows;
-  launch({.grid = dim3(static_cast<unsigned>((all + kRowsOfBlock - 1) / kRowsOfBlock)),
-          .block = dim3(kTeamThreads),
+  launch({.blocks = (all + kRowsOfBlock - 1) / kRowsOfBlock,
+          .threads = kTeamThreads,
           .stream = stream},
          kernel, p, arguments...);
 }
@@ -329,28 +325,21 @@ void launch_rows(void (*kernel)(Parameters...), const GatheredParams& p, int hea
 // Calls f<T, kColumns, kRelative>(), where kColumns >= D.
 template <typename Function>
 void with_shape(const GatheredParams& p, Function f) {
-  const auto with_columns = [&]<typename T, bool kRelative>() {
-    if (p.head_dim <= 64) return f.template operator()<T, 64, kRelative>();
-    if (p.head_dim <= 128) return f.template operator()<T, 128, kRelative>();
-    f.template operator()<T, GatheredParams::kMaxHeadDim, kRelative>();
-  };
-  const auto with_type = [&]<typename T>() {
-    if (p.relative.table != nullptr) return with_columns.template operator()<T, true>();
-    with_columns.template operator()<T, false>();
-  };
-  if (p.dtype == KernelDtype::kBFloat16) return with_type.template operator()<__nv_bfloat16>();
-  if (p.dtype == KernelDtype::kHalf) return with_type.template operator()<__half>();
-  with_type.template operator()<float>();
+  with_element_type(p.dtype, [&]<typename T>() {
+    with_head_dim(p.head_dim, [&]<int kColumns>() {
+      if (p.relative.table != nullptr) return f.template operator()<T, kColumns, true>();
+      f.template operator()<T, kColumns, false>();
+    });
+  });
 }
 
 }  // namespace
 
 void launch_gathered_attention(const GatheredParams& params, cudaStream_t stream) {
   const GatheredParams& p = params;
-  if (p.batch * p.heads == 0) return;
   with_shape(p, [&]<typename T, int kColumns, bool kRelative>() {
     if (p.tensor_cores) {
-      launch_gathered_tiles(p, stream);
+      launch_gathered_tiles<kColumns>(p, stream);
     } else {
       launch_blocks(&forward_kernel<T, kColumns, kRelative>, p, p.heads, tiles_of(p.queries),
                     shared_bytes(p.head_dim, 2, 1), stream);
@@ -361,12 +350,11 @@ void launch_gathered_attention(const GatheredParams& params, cudaStream_t stream
 
 void launch_gathered_attention_backward(const GatheredParams& params, cudaStream_t stream) {
   const GatheredParams& p = params;
-  if (p.batch * p.heads == 0) return;
   with_shape(p, [&]<typename T, int kColumns, bool kRelative>() {
     launch_rows(p.mean ? &mean_delta_kernel<T> : &delta_kernel<T>, p, p.heads, p.queries.rows,
                 stream);
     if (p.tensor_cores) {
-      launch_gathered_tiles_backward(p, stream);
+      launch_gathered_tiles_backward<kColumns>(p, stream);
     } else {
       launch_blocks(&query_gradients_kernel<T, kColumns, kRelative>, p, p.heads, p.parts,
                     shared_bytes(p.head_dim, 4, 1), stream);

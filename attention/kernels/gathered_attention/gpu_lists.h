@@ -9,10 +9,6 @@
 
 namespace birkhoff {
 
-struct GpuHead {
-  int b, h;
-};
-
 // The key head of one of `heads`.
 BIRKHOFF_DEVICE GpuHead key_head(const GatheredParams& p, GpuHead head, int heads) {
   return {head.b, head.h / (heads / p.key_heads)};

@@ -5,6 +5,7 @@
 
 #include <cstdint>
 
+#include "attention/kernels/common/gpu_rows.h"
 #include "cluster/base/gpu/kernel_types.h"
 
 struct CUstream_st;
@@ -18,12 +19,6 @@ struct GatheredListsParams {
   const std::int32_t *row_of, *ends, *order, *starts;
   const std::int32_t* positions;     // [B or 1, H or 1, rows]; null: the rows
   std::int64_t position_strides[2];  // from one sample, and one head, to the next
-};
-
-// Row r of head h of sample b begins at data + b strides[0] + h strides[1] + r strides[2].
-struct GatheredRowsParams {
-  void* data;  // written only where it is a result
-  std::int64_t strides[3];
 };
 
 // RelativePositions of keys (relative_positions.h).
@@ -50,14 +45,14 @@ struct GatheredParams {
   bool mean;                        // SlotMerge::kMean
   const float* sink;                // [H], with a mean only; null: none
   RelativeKeysParams relative;
-  GatheredRowsParams q, k, v, out;
+  RowsParams q, k, v, out;
   float *max, *sum;  // [B, H, L]; of a mean 0 and the number of slots that see a key
 
   // Scratch of the forward pass; with a mean the backward pass reads it.
   float *slot_out, *slot_max, *slot_sum;  // [B, H, P, D] and [B, H, P]
 
   // Backward.
-  GatheredRowsParams d_out, d_q, d_k, d_v;
+  RowsParams d_out, d_q, d_k, d_v;
   const float* d_sum;                        // [B, H, L]; null: 0
   float *delta, *inverse;                    // scratch [B, H, L]; of a mean [B, H, P]
   float *d_q_slots, *d_k_slots, *d_v_slots;  // scratch [B, H, P, D]; of the slots of keys
@@ -71,8 +66,11 @@ struct GatheredParams {
 // Asynchronous on `stream`.
 void launch_gathered_attention(const GatheredParams& params, CUstream_st* stream);
 void launch_gathered_attention_backward(const GatheredParams& params, CUstream_st* stream);
-// The part for tensor cores: only results of slots.
+// The part for tensor cores: only results of slots. Head dims up to kHeadDim: 64, 128 or 256
+// (tiles/instantiations/).
+template <int kHeadDim>
 void launch_gathered_tiles(const GatheredParams& params, CUstream_st* stream);
+template <int kHeadDim>
 void launch_gathered_tiles_backward(const GatheredParams& params, CUstream_st* stream);
 
 }  // namespace birkhoff

@@ -25,9 +25,8 @@ struct TeamRow : TeamNumber {
     of_keys = key_head(p, head, heads);
   }
   template <typename T>
-  __device__ T* of(const GatheredRowsParams& x) const {
-    return static_cast<T*>(x.data) + head.b * x.strides[0] + head.h * x.strides[1] +
-           row * x.strides[2];
+  __device__ T* of(const RowsParams& x) const {
+    return row_of<T>(x, head, row);
   }
 };
 
@@ -78,7 +77,7 @@ __device__ inline float row_product(const TeamRow& own, const A* a, const B* b, 
 #pragma unroll
     for (int c = 0; c < kTeamColumns; ++c) sum += x[c] * y[c];
   });
-  return team_total(sum);
+  return lane_sum<kRowTeam>(sum);
 }
 
 // One softmax, merged from the slots' softmaxes.
@@ -155,7 +154,7 @@ __global__ void __launch_bounds__(kTeamThreads, 4) mean_delta_kernel(const Gathe
   int most = slots.end - slots.begin;
 #pragma unroll
   for (int distance = kRowTeam; distance < kWarp; distance *= 2) {
-    most = max(most, __shfl_xor_sync(0xffffffff, most, distance));
+    most = max(most, __shfl_xor_sync(kWholeWarp, most, distance));
   }
   const T* d_out = own.of<T>(p.d_out);
   float d_sink = 0;
@@ -181,7 +180,7 @@ __global__ void __launch_bounds__(kTeamThreads, 4) mean_delta_kernel(const Gathe
 template <typename T>
 __global__ void __launch_bounds__(kTeamThreads, 4)
     add_kernel(const GatheredParams p, const int heads, const GatheredListsParams lists,
-               const float* numbers, const GatheredRowsParams sums) {
+               const float* numbers, const RowsParams sums) {
   const TeamRow own(p, heads, lists.rows);
   if (!own.exists) return;
   const SlotsOfRow slots(p, lists, own, heads);

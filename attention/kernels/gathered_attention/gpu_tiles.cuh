@@ -5,6 +5,7 @@
 #include "attention/kernels/gathered_attention/gpu_lists.h"
 #include "attention/kernels/gathered_attention/gpu_params.h"
 #include "cluster/base/gpu/elements.cuh"
+#include "cluster/base/gpu/warp.cuh"
 
 namespace birkhoff {
 
@@ -12,7 +13,7 @@ extern __shared__ float4 gathered_memory[];  // float4 for its alignment
 
 namespace {
 
-constexpr int kThreads = 256, kWarp = 32, kWarps = kThreads / kWarp;
+constexpr int kThreads = 256, kWarps = kThreads / kWarp;
 constexpr int kTile = GatheredParams::kTile;
 constexpr int kTeam = kThreads / kTile;  // threads that own a slot
 constexpr int kPairs = kTile / kTeam;    // of a thread's slot with the slots of the other tile
@@ -20,14 +21,7 @@ constexpr int kPairs = kTile / kTeam;    // of a thread's slot with the slots of
 __device__ inline float team_max(float x) {
 #pragma unroll
   for (int distance = 1; distance < kTeam; distance *= 2) {
-    x = fmaxf(x, __shfl_xor_sync(0xffffffff, x, distance));
-  }
-  return x;
-}
-__device__ inline float team_sum(float x) {
-#pragma unroll
-  for (int distance = 1; distance < kTeam; distance *= 2) {
-    x += __shfl_xor_sync(0xffffffff, x, distance);
+    x = fmaxf(x, __shfl_xor_sync(kWholeWarp, x, distance));
   }
   return x;
 }
@@ -48,15 +42,14 @@ struct RowTile {
   __device__ float* row(int i) const { return data + i * pitch; }
   // The rows of slots [first, end), as far as they fit; zeros after them. All threads call it.
   template <typename T>
-  __device__ void load(const GatheredRowsParams& x, GpuHead head, const GpuHeadLists& lists,
-                       int first, int end, int head_dim) const {
-    const int warp = static_cast<int>(threadIdx.x) / kWarp;
-    const int lane = static_cast<int>(threadIdx.x) % kWarp;
-    for (int i = warp; i < kTile; i += kWarps) {
+  __device__ void load(const RowsParams& x, GpuHead head, const GpuHeadLists& lists, int first,
+                       int end, int head_dim) const {
+    for (int i = warp_number(); i < kTile; i += kWarps) {
       const bool exists = first + i < end;
-      const T* from = static_cast<const T*>(x.data) + head.b * x.strides[0] +
-                      head.h * x.strides[1] + (exists ? lists.row(first + i) * x.strides[2] : 0);
-      for (int d = lane; d < head_dim; d += kWarp) row(i)[d] = exists ? to_float(from[d]) : 0.0f;
+      const T* from = row_of<const T>(x, head, exists ? lists.row(first + i) : 0);
+      for (int d = lane_number(); d < head_dim; d += kWarp) {
+        row(i)[d] = exists ? to_float(from[d]) : 0.0f;
+      }
     }
   }
 };

@@ -47,39 +47,43 @@ namespace birkhoff {
 namespace {
 
 constexpr int kScoresThreads = 256;
-constexpr int kMatrixThreads = 512;
 
-template <int kSize>
-__global__ void __launch_bounds__(SmallMatrix<kSize>::kThreads, SmallMatrix<kSize>::kBlocks)
-    small_kernel(const BalanceParams p) {
-  SmallMatrix<kSize>(p, blockIdx.x).write_p();
+// A matrix of any size in the log domain, with the interface of SmallMatrix.
+template <bool kShared>
+struct LargeMatrix {
+  static constexpr int kThreads = 512, kBlocks = 1;
+  static constexpr bool kCompletes = false;  // scores_kernel completes dLoss/dS
+  using Problem = LogDomainProblem<BalanceParams::kMaxBlocks / kWarp, kThreads / kWarp, kShared>;
+
+  const BalanceParams& p;
+  std::int64_t matrix;
+  Problem problem;
+
+  __device__ LargeMatrix(const BalanceParams& params, std::int64_t number)
+      : p(params),
+        matrix(number),
+        problem(params, number, 0, reinterpret_cast<float*>(balance_memory)) {}
+
+  __device__ void write_p() const {
+    problem.write_p(p.iterations, p.p);
+    round_p<kThreads>(p, matrix);
+  }
+  __device__ void write_d_scores(const BalanceBackwardParams& backward) const {
+    problem.write_vectors(p.iterations, backward.d_p, Vectors(backward, matrix),
+                          backward.d_scores + matrix * p.rows * p.columns);
+  }
+};
+
+template <typename Matrix>
+__global__ void __launch_bounds__(Matrix::kThreads, Matrix::kBlocks)
+    forward_kernel(const BalanceParams p) {
+  Matrix(p, blockIdx.x).write_p();
 }
 
-template <int kSize>
-__global__ void __launch_bounds__(SmallMatrix<kSize>::kThreads, SmallMatrix<kSize>::kBlocks)
-    small_backward_kernel(const BalanceBackwardParams p) {
-  SmallMatrix<kSize>(p.problems, blockIdx.x).write_d_scores(p);
-}
-
-// The problem of a block.
-template <bool kShared>
-using LargeMatrix =
-    LogDomainProblem<BalanceParams::kMaxBlocks / kWarp, kMatrixThreads / kWarp, kShared>;
-
-template <bool kShared>
-__global__ void __launch_bounds__(kMatrixThreads, 1) forward_kernel(const BalanceParams p) {
-  const LargeMatrix<kShared> problem(p, blockIdx.x, 0, reinterpret_cast<float*>(balance_memory));
-  problem.write_p(p.iterations, p.p);
-  round_p<kMatrixThreads>(p, blockIdx.x);
-}
-
-template <bool kShared>
-__global__ void __launch_bounds__(kMatrixThreads, 1) vectors_kernel(const BalanceBackwardParams p) {
-  const BalanceParams& forward = p.problems;
-  const std::int64_t matrix = blockIdx.x;
-  const LargeMatrix<kShared> problem(forward, matrix, 0, reinterpret_cast<float*>(balance_memory));
-  problem.write_vectors(forward.iterations, p.d_p, Vectors(p, matrix),
-                        p.d_scores + matrix * forward.rows * forward.columns);
+template <typename Matrix>
+__global__ void __launch_bounds__(Matrix::kThreads, Matrix::kBlocks)
+    backward_kernel(const BalanceBackwardParams p) {
+  Matrix(p.problems, blockIdx.x).write_d_scores(p);
 }
 
 // One thread per score.
@@ -91,71 +95,42 @@ __global__ void __launch_bounds__(kScoresThreads) scores_kernel(const BalanceBac
   subtract_log_domain_share(p, Vectors(p, matrix), matrix * size, static_cast<int>(thread % size));
 }
 
-// The bytes of shared memory that a block may have.
-std::size_t most_shared() {
-  int device = 0, bytes = 0;
-  cuda_check(cudaGetDevice(&device), "cudaGetDevice");
-  cuda_check(cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device),
-             "cudaDeviceGetAttribute");
-  return static_cast<std::size_t>(bytes);
-}
-
-template <typename Params>
-void launch_problems(void (*kernel)(Params), std::int64_t matrices, int threads,
-                     const Params& params, std::size_t shared_bytes, cudaStream_t stream) {
-  cuda_check(cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel),
-                                  cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                  static_cast<int>(shared_bytes)),
-             "cudaFuncSetAttribute");
-  launch({.grid = dim3(static_cast<unsigned>(matrices)),
-          .block = dim3(static_cast<unsigned>(threads)),
-          .stream = stream,
-          .shared_bytes = shared_bytes},
-         kernel, params);
-}
-
-// Calls launch_kernel<kSize>(bytes of shared memory) if the kernels for small matrices can keep
-// `num_vectors` vectors. Otherwise returns false.
-template <typename Launch>
-bool with_small_matrix(const BalanceParams& p, int num_vectors, Launch launch_kernel) {
-  const auto with_size = [&]<int kSize>() {
+// Calls use<Matrix>(bytes of shared memory): with the least SmallMatrix that holds the problem and
+// can keep `num_vectors` vectors, or else with a LargeMatrix.
+template <typename Use>
+void with_matrix(const BalanceParams& p, int num_vectors, Use use) {
+  const auto use_small = [&]<int kSize>() {
     const std::size_t shared_bytes = SmallMatrix<kSize>::shared_bytes(num_vectors);
-    if (shared_bytes > most_shared()) return false;
-    launch_kernel.template operator()<kSize>(shared_bytes);
-    return true;
+    const bool fits = max(p.rows, p.columns) <= kSize && shared_bytes <= most_shared_bytes();
+    if (fits) use.template operator()<SmallMatrix<kSize>>(shared_bytes);
+    return fits;
   };
-  const int size = max(p.rows, p.columns);
-  if (size <= 16) return with_size.template operator()<16>();
-  if (size <= 32) return with_size.template operator()<32>();
-  if (size <= 64) return with_size.template operator()<64>();
-  return size <= 128 && with_size.template operator()<128>();
-}
-
-// Calls launch_kernel<scores in shared memory?>(bytes of shared memory).
-template <typename Launch>
-void with_large_matrix(const BalanceParams& p, Launch launch_kernel) {
-  const std::size_t shared_bytes = LargeMatrix<true>::shared_bytes(p.rows, p.columns);
-  if (shared_bytes <= most_shared()) return launch_kernel.template operator()<true>(shared_bytes);
-  launch_kernel.template operator()<false>(LargeMatrix<false>::shared_bytes(p.rows, p.columns));
+  if (use_small.template operator()<16>() || use_small.template operator()<32>() ||
+      use_small.template operator()<64>() || use_small.template operator()<128>()) {
+    return;
+  }
+  const std::size_t shared_bytes = LargeMatrix<true>::Problem::shared_bytes(p.rows, p.columns);
+  if (shared_bytes <= most_shared_bytes()) {
+    return use.template operator()<LargeMatrix<true>>(shared_bytes);
+  }
+  use.template operator()<LargeMatrix<false>>(
+      LargeMatrix<false>::Problem::shared_bytes(p.rows, p.columns));
 }
 
 }  // namespace
 
 void launch_balance(const BalanceParams& params, cudaStream_t stream) {
-  if (params.matrices == 0) return;
   if (params.prefix) {
     const bool small = params.rows <= BalanceParams::kMaxSmallRows;
     return small ? small_prefix::launch_prefix_balance(params, stream)
                  : launch_prefix_balance(params, stream);
   }
-  const bool launched = with_small_matrix(params, 2, [&]<int kSize>(std::size_t shared_bytes) {
-    launch_problems(&small_kernel<kSize>, params.matrices, SmallMatrix<kSize>::kThreads, params,
-                    shared_bytes, stream);
-  });
-  if (launched) return;
-  with_large_matrix(params, [&]<bool kShared>(std::size_t shared_bytes) {
-    launch_problems(&forward_kernel<kShared>, params.matrices, kMatrixThreads, params, shared_bytes,
-                    stream);
+  with_matrix(params, 2, [&]<typename Matrix>(std::size_t shared_bytes) {
+    launch({.blocks = params.matrices,
+            .threads = Matrix::kThreads,
+            .stream = stream,
+            .shared_bytes = shared_bytes},
+           &forward_kernel<Matrix>, params);
   });
 }
 
@@ -168,20 +143,18 @@ void launch_balance_backward(const BalanceBackwardParams& params, cudaStream_t s
     return small ? small_prefix::launch_prefix_balance_backward(params, stream)
                  : launch_prefix_balance_backward(params, stream);
   }
-  const bool launched = with_small_matrix(
-      problems, 4 * problems.iterations + 2, [&]<int kSize>(std::size_t shared_bytes) {
-        launch_problems(&small_backward_kernel<kSize>, problems.matrices,
-                        SmallMatrix<kSize>::kThreads, params, shared_bytes, stream);
-      });
-  if (launched) return;
-  with_large_matrix(problems, [&]<bool kShared>(std::size_t shared_bytes) {
-    launch_problems(&vectors_kernel<kShared>, problems.matrices, kMatrixThreads, params,
-                    shared_bytes, stream);
+  with_matrix(problems, 4 * problems.iterations + 2, [&]<typename Matrix>(std::size_t bytes) {
+    launch({.blocks = problems.matrices,
+            .threads = Matrix::kThreads,
+            .stream = stream,
+            .shared_bytes = bytes},
+           &backward_kernel<Matrix>, params);
+    if (Matrix::kCompletes) return;
+    launch({.blocks = (entries + kScoresThreads - 1) / kScoresThreads,
+            .threads = kScoresThreads,
+            .stream = stream},
+           scores_kernel, params);
   });
-  launch({.grid = dim3(static_cast<unsigned>((entries + kScoresThreads - 1) / kScoresThreads)),
-          .block = dim3(kScoresThreads),
-          .stream = stream},
-         scores_kernel, params);
 }
 
 }  // namespace birkhoff

@@ -16,12 +16,10 @@
 
 #include "attention/kernels/sinkhorn/gpu_params.h"
 #include "cluster/base/gpu/launch.h"
+#include "cluster/base/gpu/warp.cuh"
 
 namespace birkhoff {
 namespace {
-
-constexpr unsigned kWholeWarp = 0xffffffff;
-constexpr int kWarp = 32;
 
 extern __shared__ float4 balance_memory[];  // float4 for its alignment
 
@@ -86,8 +84,8 @@ struct LogDomainProblem {
         first_taking_part(p.prefix ? 1 : 0),
         result_columns(p.columns),
         result_offset((matrix * p.results * (rows - first) + result) * p.columns),
-        warp(static_cast<int>(threadIdx.x) / kWarp),
-        lane(static_cast<int>(threadIdx.x) % kWarp) {
+        warp(warp_number()),
+        lane(lane_number()) {
     if constexpr (kShared) {
       float* copy = partial + kWarps * columns;
       for (int r = warp; r < rows; r += kWarps) {

@@ -47,8 +47,8 @@ struct BalanceParams {
   // Prefixes of matrices of at most this many rows take the kernels of gpu_small_prefix.cu.
   static constexpr int kMaxSmallRows = 64;
 
-  // 0 without `prefix`; otherwise the size of struct Scratch of gpu_prefix_panel.cuh, which is
-  // larger than gpu_small_prefix_panel.cuh's.
+  // 0 without `prefix`; otherwise the size of E, its transpose and struct PrefixScratch
+  // (gpu_prefixes.cuh).
   std::int64_t scratch_per_matrix() const {
     if (!prefix) return 0;
     return 2 * kTile * kTile * num_tiles() + num_tiles() + results;

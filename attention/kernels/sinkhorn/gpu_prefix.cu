@@ -38,156 +38,35 @@
 namespace birkhoff {
 namespace {
 
-constexpr int kScoresTile = 64;        // side of a block's tile of dS
-constexpr int kPrefixesPerBlock = 16;  // in the log domain
+constexpr int kScoresTile = 64;  // side of a block's tile of dS
 
 __global__ void __launch_bounds__(kThreads) exponentials_kernel(const BalanceParams p) {
   const Scratch scratch(p);
-  const int N = p.rows, tiles_per_row = scratch.side / kSubtiles;
-  const std::int64_t matrix = blockIdx.x / scratch.tiles;
-  const int tile = static_cast<int>(blockIdx.x % scratch.tiles);
+  const int tiles = p.num_tiles(), tiles_per_row = scratch.side / kSubtiles;
+  const std::int64_t matrix = blockIdx.x / tiles;
+  const int tile = static_cast<int>(blockIdx.x % tiles);
   const int r_tile = tile / tiles_per_row, c_tile = tile % tiles_per_row;
-  const int warp = static_cast<int>(threadIdx.x) / kWarp;
-  const int lane = static_cast<int>(threadIdx.x) % kWarp;
+  const int warp = warp_number(), lane = lane_number();
   constexpr int kStride = kTile + 1;
   float* e = reinterpret_cast<float*>(balance_memory);  // [kTile, kStride]
-  float* least = e + kTile * kStride;                   // [kWarps]
-  float limit = static_cast<float>(N);
-  for (int row = warp; row < kTile; row += kWarps) {
-    const int r = r_tile * kTile + row, c = c_tile * kTile + lane;
-    const float s = r > 0 && r < N && c < N ? p.scores[(matrix * N + r) * N + c] : -INFINITY;
-    const bool in_range = fabsf(s) <= DeviceBalanceRange::kSpread;
-    // The first prefix that holds the entry is u = max(r, c + 1).
-    if (!in_range && s != -INFINITY) limit = fminf(limit, static_cast<float>(max(r, c + 1)));
-    e[row * kStride + lane] = exponential(s);
-  }
-  limit = -warp_max(-limit);
-  if (lane == 0) least[warp] = limit;
-  __syncthreads();
-  {
-    static_assert(kWarps == 2 * kSubtiles * kSubtiles);
-    const bool column_step = warp % 2 == 0;
-    const int r0 = warp / 2 / kSubtiles, c0 = warp / 2 % kSubtiles;  // in tiles of 16
-    float x[8];
+  visit_exponentials(p, matrix, r_tile * kTile, c_tile * kTile, e + kTile * kStride,
+                     scratch.limits[blockIdx.x],
+                     [&](int row, int column, float x) { e[row * kStride + column] = x; });
+  static_assert(kWarps == 2 * kSubtiles * kSubtiles);
+  const bool column_step = warp % 2 == 0;
+  const int r0 = warp / 2 / kSubtiles, c0 = warp / 2 % kSubtiles;  // in tiles of 16
+  float x[8];
 #pragma unroll
-    for (int n = 0; n < 8; ++n) {
-      const int row = tile_row(lane, n / 2), column = tile_column(lane, n / 2) + n % 2;
-      x[n] = e[(r0 * kSplitTile + (column_step ? column : row)) * kStride + c0 * kSplitTile +
-               (column_step ? row : column)];
-    }
-    const int r = r_tile * kSubtiles + r0, c = c_tile * kSubtiles + c0;
-    float4* to = column_step ? scratch.factor<true>(matrix) + (c * scratch.side + r) * (2 * kWarp)
-                             : scratch.factor<false>(matrix) + (r * scratch.side + c) * (2 * kWarp);
-    to[lane] = {x[0], x[1], x[2], x[3]};
-    to[kWarp + lane] = {x[4], x[5], x[6], x[7]};
+  for (int n = 0; n < 8; ++n) {
+    const int row = tile_row(lane, n / 2), column = tile_column(lane, n / 2) + n % 2;
+    x[n] = e[(r0 * kSplitTile + (column_step ? column : row)) * kStride + c0 * kSplitTile +
+             (column_step ? row : column)];
   }
-  if (threadIdx.x == 0) {
-    for (int w = 1; w < kWarps; ++w) limit = fminf(limit, least[w]);
-    scratch.limits[matrix * scratch.tiles + tile] = limit;
-  }
-}
-
-template <int kGroups>
-__global__ void __launch_bounds__(kThreads, 2) prefix_forward_kernel(const BalanceParams p) {
-  const Panel<kGroups> panel(p);
-  const int N = p.rows;
-  const auto nothing = [](int, int, int, const float(&)[2]) {};
-  panel.solve(p.iterations, nothing, nothing, [&](int k, int u, float total) {
-    const float* s = panel.scores + u * N;
-    float* out = p.p + (std::int64_t{panel.matrix} * p.results + u - p.first_row) * N;
-    for (int c = panel.lane; c < N; c += kWarp) {
-      out[c] = c < u ? exponential(s[c]) * panel.get_left(k, c) / total : 0.0f;
-    }
-  });
-  for (int k = 0; k < panel.kPrefixes && panel.first_prefix + k < N; ++k) {
-    if (panel.failed()[k] == 0) continue;
-    const LogDomain<kGroups> problem(p, panel.matrix, panel.first_prefix + k - p.first_row,
-                                     reinterpret_cast<float*>(panel.left()));
-    problem.write_p(p.iterations, p.p);
-    __syncthreads();
-  }
-}
-
-// For solved prefixes, f of Vectors is a_ui and g is b_ui. Row u of d_scores becomes d.
-template <int kGroups>
-__global__ void __launch_bounds__(kThreads, 2)
-    prefix_vectors_kernel(const BalanceBackwardParams p) {
-  const BalanceParams& forward = p.problems;
-  const Panel<kGroups> panel(forward);
-  const int N = forward.rows, I = forward.iterations;
-  const int first_result = panel.first_prefix - forward.first_row;
-  const auto vectors = [&](int k) {
-    asm volatile("" : "+r"(k));  // or else the pointers of all prefixes stay in registers
-    return PrefixVectors(p, panel.matrix, first_result + k);
-  };
-  const auto write = [](float* vector, int j, const float(&x)[2]) {
-    *reinterpret_cast<float2*>(vector + j) = {x[0], x[1]};
-  };
-  // x = -factors^2 x; the square itself could leave the number range.
-  const auto flow_back = [](const float* factors, int j, float(&x)[2]) {
-    const float2 f = *reinterpret_cast<const float2*>(factors + j);
-    x[0] = -(x[0] * f.x) * f.x;
-    x[1] = -(x[1] * f.y) * f.y;
-  };
-
-  panel.solve(
-      I, [&](int i, int k, int j, const float(&x)[2]) { write(vectors(k).f(i), j, x); },
-      [&](int i, int k, int j, const float(&x)[2]) { write(vectors(k).g(i), j, x); },
-      [&](int k, int u, float total) {
-        const float* s = panel.scores + u * N;
-        const float* d_p =
-            p.d_p + (std::int64_t{panel.matrix} * forward.results + first_result + k) * N;
-        float* d_scores = p.d_scores + (std::int64_t{panel.matrix} * N + u) * N;
-        float* y = vectors(k).y(I - 1);
-        float sum = 0;
-        for (int c = panel.lane; c < u; c += kWarp) {
-          sum += exponential(s[c]) * panel.get_left(k, c) / total * d_p[c];
-        }
-        sum = warp_sum(sum);
-        for (int c = panel.lane; c < u; c += kWarp) {
-          const float b = panel.get_left(k, c);
-          const float d = exponential(s[c]) * b / total * (d_p[c] - sum);
-          d_scores[c] = d;
-          y[c] = d * b;
-          panel.set_left(k, c, y[c]);
-        }
-      });
-  for (int i = I - 2; i >= 0; --i) {
-    panel.template step<false>([&](int k, int j, float(&x)[2]) {
-      const PrefixVectors of_prefix = vectors(k);
-      flow_back(of_prefix.f(i + 1), j, x);
-      write(of_prefix.x(i), j, x);
-    });
-    panel.template step<true>([&](int k, int j, float(&y)[2]) {
-      const PrefixVectors of_prefix = vectors(k);
-      flow_back(of_prefix.g(i), j, y);
-      write(of_prefix.y(i), j, y);
-    });
-  }
-  float* in_log_domain =
-      Scratch(forward).in_log_domain + std::int64_t{panel.matrix} * forward.results + first_result;
-  for (int k = static_cast<int>(threadIdx.x); k < panel.kPrefixes; k += kThreads) {
-    if (panel.first_prefix + k < N) in_log_domain[k] = panel.failed()[k];
-  }
-}
-
-// Solves the prefixes that prefix_vectors_kernel has not solved, kPrefixesPerBlock per block. One
-// kernel for both would not have enough registers.
-template <int kGroups>
-__global__ void __launch_bounds__(kThreads, 1)
-    prefix_log_domain_kernel(const BalanceBackwardParams p) {
-  const BalanceParams& forward = p.problems;
-  const int first = static_cast<int>(blockIdx.x / forward.matrices) * kPrefixesPerBlock;
-  const std::int64_t matrix = blockIdx.x % forward.matrices;
-  const float* in_log_domain = Scratch(forward).in_log_domain + matrix * forward.results;
-  for (int result = first; result < min(first + kPrefixesPerBlock, forward.results); ++result) {
-    if (in_log_domain[result] == 0) continue;
-    const LogDomain<kGroups> problem(forward, matrix, result,
-                                     reinterpret_cast<float*>(balance_memory));
-    problem.write_vectors(forward.iterations, p.d_p, PrefixVectors(p, matrix, result),
-                          p.d_scores + matrix * forward.rows * forward.columns);
-    __syncthreads();
-  }
+  const int r = r_tile * kSubtiles + r0, c = c_tile * kSubtiles + c0;
+  float4* to = column_step ? scratch.factor<true>(matrix) + (c * scratch.side + r) * (2 * kWarp)
+                           : scratch.factor<false>(matrix) + (r * scratch.side + c) * (2 * kWarp);
+  to[lane] = {x[0], x[1], x[2], x[3]};
+  to[kWarp + lane] = {x[4], x[5], x[6], x[7]};
 }
 
 // One tile of dS. For each i, half of the warps sum the products x b, the other half a y; they take
@@ -208,12 +87,8 @@ __global__ void __launch_bounds__(kThreads, 2) prefix_scores_kernel(const Balanc
   const int thread = static_cast<int>(threadIdx.x), lane = thread % kWarp;
   const int warp = thread / kWarp % kHalf, half = thread / kWarp / kHalf;
 
-  float& any = reinterpret_cast<float*>(balance_memory)[0];
-  if (thread == 0) any = 0;
-  __syncthreads();
-  if (thread < forward.results && in_log_domain[thread] != 0) any = 1;
-  __syncthreads();
-  const bool any_in_log_domain = any != 0;
+  const bool any_failed =
+      any_in_log_domain(in_log_domain, forward.results, reinterpret_cast<float*>(balance_memory));
 
   // [2 halves, left and right, kTiles]
   Words* left = reinterpret_cast<Words*>(balance_memory) + half * 2 * kTiles * SplitTile::kWords;
@@ -231,7 +106,7 @@ __global__ void __launch_bounds__(kThreads, 2) prefix_scores_kernel(const Balanc
 #pragma unroll
     for (int n = 0; n < 4; ++n) {
       const int k = result + tile_column(lane, n / 2 * 2) + n % 2, u = forward.first_row + k;
-      if (k >= forward.results || (any_in_log_domain && in_log_domain[k] != 0)) continue;
+      if (k >= forward.results || (any_failed && in_log_domain[k] != 0)) continue;
       const PrefixVectors vectors(p, matrix, k);
       const float* rows = of_x ? vectors.x(i) : vectors.f(i);
       const float* columns = of_x ? vectors.g(i) : vectors.y(i);
@@ -297,87 +172,33 @@ __global__ void __launch_bounds__(kThreads, 2) prefix_scores_kernel(const Balanc
     }
     __syncthreads();
   }
-  for (int j = thread; j < kScoresTile * kScoresTile; j += kThreads) {
-    const int r = r0 + j / kScoresTile, c = c0 + j % kScoresTile;
-    if (r >= N || c >= N) continue;
-    const std::int64_t entry = (matrix * N + r) * N + c;
-    const float s = r > 0 ? forward.scores[entry] : -INFINITY;
-    float d = r >= forward.first_row && c < r ? p.d_scores[entry] : 0.0f;
-    d -= exponential(s) * flow[j];
-    int result = max(max(r, c + 1) - forward.first_row, 0);
-    if (!any_in_log_domain) result = forward.results;
-    for (; result < forward.results; ++result) {
-      if (in_log_domain[result] == 0) continue;
-      d -= log_domain_share(PrefixVectors(p, matrix, result), I, r, c, s);
-    }
-    p.d_scores[entry] = s == -INFINITY ? 0.0f : d;
-  }
+  write_d_scores<Panel<4>, kScoresTile>(p, matrix, r0, c0, flow, any_failed);
 }
 
-template <typename Params>
-void launch_blocks(void (*kernel)(Params), std::int64_t blocks, const Params& params,
-                   std::size_t shared_bytes, cudaStream_t stream) {
-  launch({.grid = dim3(static_cast<unsigned>(blocks)),
-          .block = dim3(kThreads),
-          .stream = stream,
-          .shared_bytes = shared_bytes},
-         kernel, params);
-}
-
-// Like launch_blocks, for panels, which may need more shared memory than a kernel gets by default.
-template <int kGroups, typename Params>
-void launch_panels(void (*kernel)(Params), const BalanceParams& p, const Params& params,
-                   cudaStream_t stream) {
-  const std::size_t shared_bytes = Panel<kGroups>::shared_bytes(p.rows);
-  cuda_check(cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel),
-                                  cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                  static_cast<int>(shared_bytes)),
-             "cudaFuncSetAttribute");
-  launch_blocks(kernel, p.matrices * Panel<kGroups>::num_panels(p.results), params, shared_bytes,
-                stream);
-}
-
-// Calls use<kGroups>().
+// Calls use<Panel>().
 template <typename Use>
-void with_groups(int size, Use use) {
-  if (size <= 128) return use.template operator()<4>();
-  use.template operator()<8>();
-}
-
-void launch_exponentials(const BalanceParams& p, cudaStream_t stream) {
-  launch_blocks(&exponentials_kernel, p.matrices * p.num_tiles(), p,
-                sizeof(float) * (kTile * (kTile + 1) + kWarps), stream);
-}
-
-void launch_scores(const BalanceBackwardParams& params, cudaStream_t stream) {
-  const int side = (params.problems.rows + kScoresTile - 1) / kScoresTile;
-  launch_blocks(&prefix_scores_kernel, params.problems.matrices * side * side, params,
-                sizeof(Words) * 4 * (kScoresTile / kSplitTile) * SplitTile::kWords, stream);
+void with_panel(int size, Use use) {
+  if (size <= 128) return use.template operator()<Panel<4>>();
+  use.template operator()<Panel<8>>();
 }
 
 }  // namespace
 
 void launch_prefix_balance(const BalanceParams& params, cudaStream_t stream) {
   if (params.results == 0) return;
-  launch_exponentials(params, stream);
-  with_groups(params.rows, [&]<int kGroups>() {
-    launch_panels<kGroups>(&prefix_forward_kernel<kGroups>, params, params, stream);
+  launch_exponentials(&exponentials_kernel, params, stream);
+  with_panel(params.rows, [&]<typename Panel>() {
+    launch_panels<Panel>(&prefix_forward_kernel<Panel>, params, params, stream);
   });
 }
 
 void launch_prefix_balance_backward(const BalanceBackwardParams& params, cudaStream_t stream) {
   const BalanceParams& problems = params.problems;
-  launch_exponentials(problems, stream);
-  if (problems.results > 0) {
-    with_groups(problems.rows, [&]<int kGroups>() {
-      launch_panels<kGroups>(&prefix_vectors_kernel<kGroups>, problems, params, stream);
-      launch_blocks(
-          &prefix_log_domain_kernel<kGroups>,
-          problems.matrices * ((problems.results + kPrefixesPerBlock - 1) / kPrefixesPerBlock),
-          params, LogDomain<kGroups>::shared_bytes(problems.rows, problems.columns), stream);
-    });
-  }
-  launch_scores(params, stream);
+  launch_exponentials(&exponentials_kernel, problems, stream);
+  with_panel(problems.rows, [&]<typename Panel>() { launch_vectors<Panel>(params, stream); });
+  const int side = (problems.rows + kScoresTile - 1) / kScoresTile;
+  launch_blocks(&prefix_scores_kernel, problems.matrices * side * side, params,
+                sizeof(Words) * 4 * (kScoresTile / kSplitTile) * SplitTile::kWords, stream);
 }
 
 }  // namespace birkhoff

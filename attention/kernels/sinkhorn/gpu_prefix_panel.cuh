@@ -4,43 +4,23 @@
 
 #include <cstddef>
 
-#include "attention/kernels/sinkhorn/gpu_log_domain.cuh"
+#include "attention/kernels/sinkhorn/gpu_prefixes.cuh"
 #include "attention/kernels/sinkhorn/gpu_split_tile.cuh"
-#include "attention/kernels/sinkhorn/range.h"
 
 namespace birkhoff {
 namespace {
 
-// As many threads as a matrix can have prefixes.
-constexpr int kThreads = BalanceParams::kMaxBlocks, kWarps = kThreads / kWarp;
-constexpr int kTile = BalanceParams::kTile;
 constexpr int kSubtiles = kTile / kSplitTile;  // along a side
 
-// A problem that has left the number range, solved by a block of the same size as all blocks here.
-template <int kGroups>
-using LogDomain = LogDomainProblem<kGroups, kWarps, false>;
-
-// exp(s), 0 where s is out of range.
-__device__ inline float exponential(float s) {
-  return fabsf(s) <= DeviceBalanceRange::kSpread ? expf(s) : 0.0f;
-}
-
-// The scratch memory of a call: for each matrix E and its transpose, in tiles as the right operands
-// of products; the limits of its larger tiles; and for each problem whether it is solved in the log
-// domain.
-struct Scratch {
-  int side;              // of a matrix, in tiles of 16 x 16
-  int tiles;             // of 32 x 32
-  float4* e;             // [matrices, 2, side, side, 2 halves of a lane's numbers, 32 lanes]
-  float* limits;         // [matrices, tiles]: the first prefix that is out of range
-  float* in_log_domain;  // [matrices, results]: 1 or 0
+// For each matrix E and its transpose, in tiles as the right operands of products.
+struct Scratch : PrefixScratch {
+  int side;   // of a matrix, in tiles of 16 x 16
+  float4* e;  // [matrices, 2, side, side, 2 halves of a lane's numbers, 32 lanes]
 
   __device__ explicit Scratch(const BalanceParams& p)
-      : side((p.rows + kTile - 1) / kTile * kSubtiles),
-        tiles(p.num_tiles()),
-        e(reinterpret_cast<float4*>(p.scratch)),
-        limits(p.scratch + p.matrices * 2 * tiles * kTile * kTile),
-        in_log_domain(limits + p.matrices * tiles) {}
+      : PrefixScratch(p),
+        side((p.rows + kTile - 1) / kTile * kSubtiles),
+        e(reinterpret_cast<float4*>(p.scratch)) {}
 
   // The tiles of the right operand, which is transposed: row n of the tiles belongs to entries
   // 16 n .. 16 n + 15 of a step's result. kColumnStep: from rows to columns.
@@ -68,61 +48,48 @@ struct PrefixVectors : Vectors {
 // of tiles of 16 x 16: each warp owns tiles of the result, and each thread always the same elements
 // of them.
 template <int kGroups>
-struct Panel {
-  static constexpr int kPrefixes = 32;
+struct Panel : PrefixPanel<32> {
+  using LogDomain = LogDomainProblem<kGroups, kWarps, false>;
   static constexpr int kRowTiles = kPrefixes / kSplitTile;
   static constexpr int kOwnColumns = kGroups / 4;  // tiles
   using Sums = float[kOwnColumns][kRowTiles][2][4];
 
-  int size, matrix, first_prefix;
   int last;                                  // prefix of the panel
   const float* scores;                       // of this matrix
   const float4 *column_factor, *row_factor;  // likewise
-  int side, warp, lane;
+  int side;
 
-  // Blocks of the longest prefixes come first: they take longest.
-  __device__ explicit Panel(const BalanceParams& p)
-      : size(p.rows),
-        warp(static_cast<int>(threadIdx.x) / kWarp),
-        lane(static_cast<int>(threadIdx.x) % kWarp) {
-    const int panels = num_panels(p.results);
-    const int index = panels - 1 - static_cast<int>(blockIdx.x / p.matrices);
-    matrix = static_cast<int>(blockIdx.x % p.matrices);
-    first_prefix = p.first_row + index * kPrefixes;
+  __device__ explicit Panel(const BalanceParams& p) : PrefixPanel(p) {
     last = min(first_prefix + kPrefixes, size) - 1;
     scores = p.scores + std::int64_t{matrix} * size * size;
     const Scratch scratch(p);
     side = scratch.side;
     column_factor = scratch.factor<true>(matrix);
     row_factor = scratch.factor<false>(matrix);
-    float limit = static_cast<float>(size);
-    for (int tile = 0; tile < scratch.tiles; ++tile) {
-      limit = fminf(limit, scratch.limits[std::int64_t{matrix} * scratch.tiles + tile]);
-    }
-    for (int k = static_cast<int>(threadIdx.x); k < kPrefixes; k += kThreads) {
-      failed()[k] = static_cast<float>(first_prefix + k) >= limit ? 1.0f : 0.0f;
-    }
+  }
+  __device__ static PrefixVectors vectors_of(const BalanceBackwardParams& p, std::int64_t matrix,
+                                             int result) {
+    return {p, matrix, result};
   }
 
-  // Shared memory: [kPrefixes], 1 where a prefix is not solved; [side, kRowTiles], the left operand
-  // of a step.
-  __device__ static float* failed() { return reinterpret_cast<float*>(balance_memory); }
-  __device__ static Words* left() { return reinterpret_cast<Words*>(failed() + kPrefixes); }
+  // Shared memory: [side, kRowTiles], the left operand of a step.
+  __device__ static Words* left() { return reinterpret_cast<Words*>(memory()); }
   // The tile with element j of prefix k.
   __device__ static Words* left_tile(int k, int j) {
     return left() + (j / kSplitTile * kRowTiles + k / kSplitTile) * SplitTile::kWords;
   }
-  __device__ static float get_left(int k, int j) {
+
+  __device__ float e_at(int u, int c) const { return exponential(scores[u * size + c]); }
+  __device__ static float b_at(int k, int j) {
     return SplitTile::get_from(left_tile(k, j), k % kSplitTile, j % kSplitTile);
   }
-  __device__ static void set_left(int k, int j, float x) {
+  __device__ static void set_y(int k, int j, float x, float* y) {
+    y[j] = x;
     SplitTile::set_in(left_tile(k, j), k % kSplitTile, j % kSplitTile, x);
   }
+  template <typename VectorsOf>
+  __device__ void finish_y(VectorsOf, int) const {}  // x of the iteration is 0 and not read
 
-  __host__ __device__ static int num_panels(int results) {
-    return (results + kPrefixes - 1) / kPrefixes;
-  }
-  // The log domain uses the memory from left() on and needs less of it.
   static std::size_t shared_bytes(int rows) {
     const int tiles = (rows + kTile - 1) / kTile * kSubtiles * kRowTiles;
     return sizeof(float) * kPrefixes +
@@ -200,47 +167,12 @@ struct Panel {
     update_left<!kColumnStep>(sums, update);
   }
 
-  // 1 / x where x > 0, else 0. Marks prefix k as failed if x is out of range.
-  __device__ float inverse(float x, int k) const {
-    if (x == 0) return 0;
-    if (!(x > DeviceBalanceRange::kMin && x < 1 / DeviceBalanceRange::kMin)) failed()[k] = 1;
-    return 1 / x;
-  }
-
-  // Runs all column steps and the row steps between them; each_a(i, k, j, x) and each_b(i, k, j, x)
-  // receive a_ui and b_ui. Then runs the last row step, for row u only: one warp per prefix calls
-  // each_result(k, u, 1 / a_uI[u]), the same in all lanes, with b_u,I-1 in `left`.
-  template <typename EachA, typename EachB, typename EachResult>
-  __device__ void solve(int iterations, EachA each_a, EachB each_b, EachResult each_result) const {
+  template <typename EachA>
+  __device__ void start(EachA each_a) const {
     Sums ones;
 #pragma unroll
     for (int n = 0; n < kOwnColumns * kRowTiles * 8; ++n) (&ones[0][0][0][0])[n] = 1;
     update_left<true>(ones, [&](int k, int j, float(&x)[2]) { each_a(0, k, j, x); });
-    for (int i = 0; i < iterations; ++i) {
-      if (i > 0) {
-        step<false>([&](int k, int j, float(&x)[2]) {
-          x[0] = inverse(x[0], k);
-          x[1] = inverse(x[1], k);
-          each_a(i, k, j, x);
-        });
-      }
-      step<true>([&](int k, int j, float(&x)[2]) {
-        x[0] = inverse(x[0], k);
-        x[1] = inverse(x[1], k);
-        each_b(i, k, j, x);
-      });
-    }
-    for (int k = warp; k < kPrefixes; k += kWarps) {
-      const int u = first_prefix + k;
-      if (u >= size) break;
-      float sum = 0;
-      for (int c = lane; c < u; c += kWarp)
-        sum += exponential(scores[u * size + c]) * get_left(k, c);
-      sum = warp_sum(sum);
-      inverse(sum, k);  // P is a quotient: 1 where it has one term
-      each_result(k, u, sum > 0 ? sum : 1.0f);
-    }
-    __syncthreads();
   }
 };
 

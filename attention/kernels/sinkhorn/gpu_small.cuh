@@ -53,6 +53,7 @@ struct SmallMatrix {
   static constexpr int kLanes = kSize / (4 * kGroups);  // neighbors that share a line
   static constexpr int kThreads = kSize * kLanes;
   static constexpr int kBlocks = kSize == 64 ? 2 : 1;  // of a multiprocessor, at least
+  static constexpr bool kCompletes = true;             // write_d_scores() leaves nothing to do
   static constexpr int kStride = kSize + 1;            // of the matrix in shared memory
   // The log domain's shared memory fits in the matrix's.
   using LogDomain =
@@ -135,14 +136,6 @@ struct SmallMatrix {
 
   __device__ float& in_square(int r, int c) const { return square()[r * kStride + c]; }
 
-  // x added up over the lanes of a line, which all get the sum.
-  __device__ static float line_sum(float x) {
-#pragma unroll
-    for (int distance = 1; distance < kLanes; distance *= 2) {
-      x += __shfl_xor_sync(kWholeWarp, x, distance);
-    }
-    return x;
-  }
   // Group j of this thread's part of a vector.
   __device__ void read(const float* vector, int j, float (&x)[4]) const {
     const float4 four = *reinterpret_cast<const float4*>(vector + place(j, 0));
@@ -160,7 +153,7 @@ struct SmallMatrix {
 #pragma unroll
       for (int n = 0; n < 4; ++n) sums[n] += a[j][n] * b[n];
     }
-    return line_sum((sums[0] + sums[1]) + (sums[2] + sums[3]));
+    return lane_sum<kLanes>((sums[0] + sums[1]) + (sums[2] + sums[3]));
   }
   // Sets element `line` of a vector. All threads of the block call this; when it returns, they see
   // the whole vector.
@@ -244,7 +237,7 @@ struct SmallMatrix {
       }
     }
     if (lane == 0) totals[line] = total;
-    const float mean = line_sum(sum);
+    const float mean = lane_sum<kLanes>(sum);
     set(means, mean);
     sum = 0;
     const float last_b = g(I - 1)[line];
@@ -259,7 +252,7 @@ struct SmallMatrix {
                (in_square(place(j, n), line) - row_means[n]);
       }
     }
-    set(y(I - 1), line_sum(sum) * last_b);
+    set(y(I - 1), lane_sum<kLanes>(sum) * last_b);
     for (int i = I - 2; i >= 0; --i) {
       // The square of a factor could leave the number range.
       const float a = f(i + 1)[line], b = g(i)[line];

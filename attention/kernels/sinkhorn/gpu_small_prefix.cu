@@ -22,146 +22,23 @@ namespace {
 
 __global__ void __launch_bounds__(kThreads) exponentials_kernel(const BalanceParams p) {
   const Scratch scratch(p);
-  const int N = p.rows, width = scratch.width, side = (N + kTile - 1) / kTile;
-  const std::int64_t matrix = blockIdx.x / scratch.tiles;
-  const int tile = static_cast<int>(blockIdx.x % scratch.tiles);
+  const int tiles = p.num_tiles(), width = scratch.width, side = (p.rows + kTile - 1) / kTile;
+  const std::int64_t matrix = blockIdx.x / tiles;
+  const int tile = static_cast<int>(blockIdx.x % tiles);
   const int r0 = tile / side * kTile, c0 = tile % side * kTile;
-  const int warp = static_cast<int>(threadIdx.x) / kWarp;
-  const int lane = static_cast<int>(threadIdx.x) % kWarp;
+  const int warp = warp_number(), lane = lane_number();
   float* transposed = reinterpret_cast<float*>(balance_memory);  // [kTile, kTile + 1]
-  float* least = transposed + kTile * (kTile + 1);               // [kWarps]
-  float limit = static_cast<float>(N);
-  for (int row = warp; row < kTile; row += kWarps) {
-    const int r = r0 + row, c = c0 + lane;
-    const float s = r > 0 && r < N && c < N ? p.scores[(matrix * N + r) * N + c] : -INFINITY;
-    const bool in_range = fabsf(s) <= DeviceBalanceRange::kSpread;
-    // The first prefix that holds the entry is u = max(r, c + 1).
-    if (!in_range && s != -INFINITY) limit = fminf(limit, static_cast<float>(max(r, c + 1)));
-    const float e = in_range ? expf(s) : 0.0f;
-    transposed[lane * (kTile + 1) + row] = e;
-    if (r < width && c < width) scratch.e[(matrix * width + r) * width + c] = e;
-  }
-  limit = -warp_max(-limit);
-  if (lane == 0) least[warp] = limit;
-  __syncthreads();
+  visit_exponentials(p, matrix, r0, c0, transposed + kTile * (kTile + 1),
+                     scratch.limits[blockIdx.x], [&](int row, int column, float e) {
+                       const int r = r0 + row, c = c0 + column;
+                       transposed[column * (kTile + 1) + row] = e;
+                       if (r < width && c < width) scratch.e[(matrix * width + r) * width + c] = e;
+                     });
   for (int column = warp; column < kTile; column += kWarps) {
     const int r = r0 + lane, c = c0 + column;
     if (r < width && c < width) {
       scratch.e_t[(matrix * width + c) * width + r] = transposed[column * (kTile + 1) + lane];
     }
-  }
-  if (threadIdx.x == 0) {
-    for (int w = 1; w < kWarps; ++w) limit = fminf(limit, least[w]);
-    scratch.limits[matrix * scratch.tiles + tile] = limit;
-  }
-}
-
-__global__ void __launch_bounds__(kThreads, 2) prefix_forward_kernel(const BalanceParams p) {
-  const Panel panel(p);
-  const int N = p.rows;
-  const auto nothing = [](int, int, int, const float(&)[4]) {};
-  panel.solve(p.iterations, nothing, nothing, [&](int k, int u, float total) {
-    const float* e = panel.e + u * panel.width;
-    const float* b = panel.result(k);
-    float* out = p.p + (std::int64_t{panel.matrix} * p.results + u - p.first_row) * N;
-    for (int c = panel.lane; c < N; c += kWarp) out[c] = c < u ? e[c] * b[c] / total : 0.0f;
-  });
-  for (int k = 0; k < panel.kPrefixes && panel.first_prefix + k < N; ++k) {
-    if (panel.failed()[k] == 0) continue;
-    const LogDomain problem(p, panel.matrix, panel.first_prefix + k - p.first_row, panel.panel());
-    problem.write_p(p.iterations, p.p);
-    __syncthreads();
-  }
-}
-
-// For solved prefixes, f of Vectors is a_ui and g is b_ui. Row u of d_scores becomes d.
-__global__ void __launch_bounds__(kThreads, 2)
-    prefix_vectors_kernel(const BalanceBackwardParams p) {
-  const BalanceParams& forward = p.problems;
-  const Panel panel(forward);
-  const int N = forward.rows, I = forward.iterations;
-  const int first_problem = panel.matrix * forward.results + panel.first_prefix - forward.first_row;
-  const auto write = [](float* vector, int j, const float(&x)[4]) {
-    *reinterpret_cast<float4*>(vector + j) = {x[0], x[1], x[2], x[3]};
-  };
-  // x = -factors^2 x; the square itself could leave the number range.
-  const auto flow_back = [](const float* factors, int j, float(&x)[4]) {
-    const float4 f = *reinterpret_cast<const float4*>(factors + j);
-    x[0] = -(x[0] * f.x) * f.x;
-    x[1] = -(x[1] * f.y) * f.y;
-    x[2] = -(x[2] * f.z) * f.z;
-    x[3] = -(x[3] * f.w) * f.w;
-  };
-
-  panel.for_own([&](int k, int j) {
-    const int u = panel.first_prefix + k;
-    const float ones[4] = {j <= u ? 1.0f : 0.0f, j + 1 <= u ? 1.0f : 0.0f, j + 2 <= u ? 1.0f : 0.0f,
-                           j + 3 <= u ? 1.0f : 0.0f};
-    write(Vectors(p, first_problem + k).f(0), j, ones);
-  });
-  panel.solve(
-      I,
-      [&](int i, int k, int j, const float(&x)[4]) {
-        write(Vectors(p, first_problem + k).f(i), j, x);
-      },
-      [&](int i, int k, int j, const float(&x)[4]) {
-        write(Vectors(p, first_problem + k).g(i), j, x);
-      },
-      [&](int k, int u, float total) {
-        const float* e = panel.e + u * panel.width;
-        float* b = panel.result(k);
-        const float* d_p = p.d_p + std::int64_t{first_problem + k} * N;
-        float* d_scores = p.d_scores + (std::int64_t{panel.matrix} * N + u) * N;
-        float sum = 0;
-        for (int c = panel.lane; c < u; c += kWarp) sum += e[c] * b[c] / total * d_p[c];
-        sum = warp_sum(sum);
-        for (int c = panel.lane; c < u; c += kWarp) {
-          const float d = e[c] * b[c] / total * (d_p[c] - sum);
-          d_scores[c] = d;
-          b[c] *= d;  // y
-        }
-      });
-  panel.for_own([&](int k, int j) {
-    const float* y = panel.result(k) + j;
-    const float four[4] = {y[0], y[1], y[2], y[3]};
-    const float zeros[4] = {};
-    write(Vectors(p, first_problem + k).y(I - 1), j, four);
-    write(Vectors(p, first_problem + k).x(I - 1), j, zeros);
-    panel.store(k, j, four);
-  });
-  __syncthreads();
-  for (int i = I - 2; i >= 0; --i) {
-    panel.step<false>(panel.e_t, [&](int k, int j, float(&x)[4]) {
-      const Vectors vectors(p, first_problem + k);
-      flow_back(vectors.f(i + 1), j, x);
-      write(vectors.x(i), j, x);
-    });
-    panel.step<true>(panel.e, [&](int k, int j, float(&y)[4]) {
-      const Vectors vectors(p, first_problem + k);
-      flow_back(vectors.g(i), j, y);
-      write(vectors.y(i), j, y);
-    });
-  }
-  float* in_log_domain = Scratch(forward).in_log_domain + first_problem;
-  for (int k = static_cast<int>(threadIdx.x); k < panel.kPrefixes; k += kThreads) {
-    if (panel.first_prefix + k < N) in_log_domain[k] = panel.failed()[k];
-  }
-}
-
-// Solves the prefixes that prefix_vectors_kernel has not solved, Panel::kPrefixes per block. One
-// kernel for both would not have enough registers.
-__global__ void __launch_bounds__(kThreads, 1)
-    prefix_log_domain_kernel(const BalanceBackwardParams p) {
-  const BalanceParams& forward = p.problems;
-  const int first = static_cast<int>(blockIdx.x / forward.matrices) * Panel::kPrefixes;
-  const std::int64_t matrix = blockIdx.x % forward.matrices;
-  const float* in_log_domain = Scratch(forward).in_log_domain + matrix * forward.results;
-  for (int result = first; result < min(first + Panel::kPrefixes, forward.results); ++result) {
-    if (in_log_domain[result] == 0) continue;
-    const LogDomain problem(forward, matrix, result, reinterpret_cast<float*>(balance_memory));
-    problem.write_vectors(forward.iterations, p.d_p, Vectors(p, matrix * forward.results + result),
-                          p.d_scores + matrix * forward.rows * forward.columns);
-    __syncthreads();
   }
 }
 
@@ -221,12 +98,9 @@ __global__ void __launch_bounds__(kThreads, 2) prefix_scores_kernel(const Balanc
     __syncthreads();
   }
 
+  const bool any_failed = any_in_log_domain(in_log_domain, forward.results, right);
   // Adds the sums of the parts, in their order, then takes whole rows of the tile at a time.
   float* flow = left;  // [kSize, kSize]
-  float& any_in_log_domain = right[0];
-  if (thread == 0) any_in_log_domain = 0;
-  __syncthreads();
-  if (thread < forward.results && in_log_domain[thread] != 0) any_in_log_domain = 1;
   for (int turn = 0; turn < kParts; ++turn) {
     if (part == turn) {
 #pragma unroll
@@ -240,62 +114,21 @@ __global__ void __launch_bounds__(kThreads, 2) prefix_scores_kernel(const Balanc
     }
     __syncthreads();
   }
-  for (int j = thread; j < kSize * kSize; j += kThreads) {
-    const int r = r0 + j / kSize, c = c0 + j % kSize;
-    if (r >= N || c >= N) continue;
-    const std::int64_t entry = (matrix * N + r) * N + c;
-    const float s = r > 0 ? forward.scores[entry] : -INFINITY;
-    float d = r >= forward.first_row && c < r ? p.d_scores[entry] : 0.0f;
-    d -= scratch.e[(matrix * width + r) * width + c] * flow[j];
-    int result = max(max(r, c + 1) - forward.first_row, 0);
-    if (any_in_log_domain == 0) result = forward.results;
-    for (; result < forward.results; ++result) {
-      if (in_log_domain[result] == 0) continue;
-      d -= log_domain_share(Vectors(p, problems + result), I, r, c, s);
-    }
-    p.d_scores[entry] = s == -INFINITY ? 0.0f : d;
-  }
-}
-
-template <typename Params>
-void launch_blocks(void (*kernel)(Params), std::int64_t blocks, const Params& params,
-                   std::size_t shared_bytes, cudaStream_t stream) {
-  launch({.grid = dim3(static_cast<unsigned>(blocks)),
-          .block = dim3(kThreads),
-          .stream = stream,
-          .shared_bytes = shared_bytes},
-         kernel, params);
-}
-
-template <typename Params>
-void launch_panels(void (*kernel)(Params), const BalanceParams& p, const Params& params,
-                   cudaStream_t stream) {
-  launch_blocks(kernel, p.matrices * Panel::num_panels(p.results), params,
-                Panel::shared_bytes(p.rows), stream);
-}
-
-void launch_exponentials(const BalanceParams& p, cudaStream_t stream) {
-  launch_blocks(&exponentials_kernel, p.matrices * p.num_tiles(), p,
-                sizeof(float) * (kTile * (kTile + 1) + kWarps), stream);
+  write_d_scores<Panel, kSize>(p, matrix, r0, c0, flow, any_failed);
 }
 
 }  // namespace
 
 void launch_prefix_balance(const BalanceParams& params, cudaStream_t stream) {
   if (params.results == 0) return;
-  launch_exponentials(params, stream);
-  launch_panels(&prefix_forward_kernel, params, params, stream);
+  launch_exponentials(&exponentials_kernel, params, stream);
+  launch_panels<Panel>(&prefix_forward_kernel<Panel>, params, params, stream);
 }
 
 void launch_prefix_balance_backward(const BalanceBackwardParams& params, cudaStream_t stream) {
   const BalanceParams& problems = params.problems;
-  launch_exponentials(problems, stream);
-  if (problems.results > 0) {
-    launch_panels(&prefix_vectors_kernel, problems, params, stream);
-    launch_blocks(&prefix_log_domain_kernel,
-                  problems.matrices * Panel::num_panels(problems.results), params,
-                  LogDomain::shared_bytes(problems.rows, problems.columns), stream);
-  }
+  launch_exponentials(&exponentials_kernel, problems, stream);
+  launch_vectors<Panel>(params, stream);
   launch_blocks(&prefix_scores_kernel, problems.matrices * problems.num_tiles(), params,
                 sizeof(float) * 4 * 32 * kTile, stream);
 }

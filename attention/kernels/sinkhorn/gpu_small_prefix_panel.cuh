@@ -4,82 +4,44 @@
 
 #include <cstddef>
 
-#include "attention/kernels/sinkhorn/gpu_log_domain.cuh"
-#include "attention/kernels/sinkhorn/range.h"
+#include "attention/kernels/sinkhorn/gpu_prefixes.cuh"
 
 namespace birkhoff::small_prefix {
 namespace {
 
-// As many threads as a matrix can have prefixes.
-constexpr int kThreads = BalanceParams::kMaxBlocks, kWarps = kThreads / kWarp;
-constexpr int kTile = BalanceParams::kTile;
-
-// A problem that has left the number range, solved by a block of the same size as all blocks here.
-using LogDomain = LogDomainProblem<2, kWarps, false>;
-
-// The scratch memory of a call: for each matrix E, its transpose and the limits of its tiles, and
-// for each problem whether it is solved in the log domain.
-struct Scratch {
-  int width;  // N, padded
-  int tiles;
-  float *e, *e_t;        // [matrices, width, width], 0 beyond N
-  float* limits;         // [matrices, tiles]: the first prefix that is out of range
-  float* in_log_domain;  // [matrices, results]: 1 or 0
+// For each matrix E and its transpose.
+struct Scratch : PrefixScratch {
+  int width;       // N, padded
+  float *e, *e_t;  // [matrices, width, width], 0 beyond N
 
   __device__ explicit Scratch(const BalanceParams& p)
-      : width(BalanceParams::padded(p.rows)),
-        tiles(p.num_tiles()),
+      : PrefixScratch(p),
+        width(BalanceParams::padded(p.rows)),
         e(p.scratch),
-        e_t(e + p.matrices * width * width),
-        limits(e_t + p.matrices * width * width),
-        in_log_domain(limits + p.matrices * tiles) {}
+        e_t(e + p.matrices * width * width) {}
 };
 
 // A panel of prefixes, as its block sees it.
-struct Panel {
-  static constexpr int kPrefixes = 16;
+struct Panel : PrefixPanel<16> {
+  using LogDomain = LogDomainProblem<2, kWarps, false>;
 
-  int size, width, matrix, first_prefix;
+  int width;
   const float *e, *e_t;  // of this matrix
-  int warp, lane;
 
-  // Blocks of the longest prefixes come first: they take longest.
-  __device__ explicit Panel(const BalanceParams& p)
-      : size(p.rows),
-        width(BalanceParams::padded(p.rows)),
-        warp(static_cast<int>(threadIdx.x) / kWarp),
-        lane(static_cast<int>(threadIdx.x) % kWarp) {
-    const int panels = num_panels(p.results);
-    const int index = panels - 1 - static_cast<int>(blockIdx.x / p.matrices);
-    matrix = static_cast<int>(blockIdx.x % p.matrices);
-    first_prefix = p.first_row + index * kPrefixes;
+  __device__ explicit Panel(const BalanceParams& p) : PrefixPanel(p) {
     const Scratch scratch(p);
+    width = scratch.width;
     e = scratch.e + std::int64_t{matrix} * width * width;
     e_t = scratch.e_t + std::int64_t{matrix} * width * width;
-    float limit = static_cast<float>(size);
-    for (int tile = 0; tile < scratch.tiles; ++tile) {
-      limit = fminf(limit, scratch.limits[std::int64_t{matrix} * scratch.tiles + tile]);
-    }
-    for (int k = static_cast<int>(threadIdx.x); k < kPrefixes; k += kThreads) {
-      failed()[k] = static_cast<float>(first_prefix + k) >= limit ? 1.0f : 0.0f;
-    }
-    for (int j = static_cast<int>(threadIdx.x); j < width * kPrefixes; j += kThreads) {
-      panel()[j] = j / kPrefixes <= first_prefix + j % kPrefixes ? 1.0f : 0.0f;  // a_u0
-    }
-    __syncthreads();
+  }
+  __device__ static Vectors vectors_of(const BalanceBackwardParams& p, std::int64_t matrix,
+                                       int result) {
+    return {p, matrix * p.problems.results + result};
   }
 
-  // Shared memory: [kPrefixes], 1 where a prefix is not solved; [width, kPrefixes], the left factor
-  // of a step, transposed; [kWarps, kPrefixes, width + 4], the warps' sums and then, in [0], the
-  // step's result. The + 4 avoids bank conflicts.
-  __device__ static float* failed() { return reinterpret_cast<float*>(balance_memory); }
-  __device__ static float* panel() { return failed() + kPrefixes; }
-  __device__ float* sums() const { return panel() + width * kPrefixes; }
-
-  __host__ __device__ static int num_panels(int results) {
-    return (results + kPrefixes - 1) / kPrefixes;
-  }
-  // The log domain uses the memory from panel() on and needs less of it.
+  // Shared memory: [width, kPrefixes], the left factor of a step, transposed; [kWarps, kPrefixes,
+  // width + 4], the warps' sums and then, in [0], the step's result. The + 4 avoids bank conflicts.
+  __device__ float* sums() const { return memory() + width * kPrefixes; }
   static std::size_t shared_bytes(int size) {
     const int width = BalanceParams::padded(size);
     return sizeof(float) * static_cast<std::size_t>(kPrefixes * (1 + width + kWarps * (width + 4)));
@@ -88,12 +50,41 @@ struct Panel {
   // Result of the last step for prefix k: [width].
   __device__ float* result(int k) const { return sums() + k * (width + 4); }
 
-  // panel = update(panel factor), where factor is E (kColumnStep, from rows to columns) or its
-  // transpose. update(k, j, x) changes elements j .. j + 3 of prefix k, always in the same thread.
-  // Elements beyond the prefix become 0. All threads of the block call this; when it returns, they
-  // see what `update` wrote.
+  __device__ float e_at(int u, int c) const { return e[u * width + c]; }
+  __device__ float b_at(int k, int c) const { return result(k)[c]; }
+  __device__ void set_y(int k, int c, float x, float*) const { result(k)[c] = x; }
+  template <typename VectorsOf>
+  __device__ void finish_y(VectorsOf vectors, int i) const {
+    for_own([&](int k, int j) {
+      const float* y = result(k) + j;
+      const float four[4] = {y[0], y[1], y[2], y[3]}, zeros[4] = {};
+      write(vectors(k).y(i), j, four);
+      write(vectors(k).x(i), j, zeros);
+      store(k, j, four);
+    });
+    __syncthreads();
+  }
+
+  template <typename EachA>
+  __device__ void start(EachA each_a) const {
+    for (int j = static_cast<int>(threadIdx.x); j < width * kPrefixes; j += kThreads) {
+      memory()[j] = j / kPrefixes <= first_prefix + j % kPrefixes ? 1.0f : 0.0f;
+    }
+    for_own([&](int k, int j) {
+      float ones[4];
+#pragma unroll
+      for (int n = 0; n < 4; ++n) ones[n] = j + n <= first_prefix + k ? 1.0f : 0.0f;
+      each_a(0, k, j, ones);
+    });
+    __syncthreads();
+  }
+
+  // The left factor becomes update(left factor E) or, in a row step, update(left factor E^T).
+  // update(k, j, x) changes elements j .. j + 3 of prefix k, always in the same thread. Elements
+  // beyond the prefix become 0.
   template <bool kColumnStep, typename Update>
-  __device__ void step(const float* factor, Update update) const {
+  __device__ void step(Update update) const {
+    const float* factor = kColumnStep ? e : e_t;
     constexpr int kRowsMore = kColumnStep ? 1 : 0, kResultsMore = 1 - kRowsMore;
     {
       const int k0 = lane / 16 * 8, c0 = lane % 16 * 4;
@@ -101,7 +92,7 @@ struct Panel {
       const int depth = last + kRowsMore;
       if (c0 < last + kResultsMore) {
         float sum[8][4] = {};
-        const float* factors = panel() + warp * kPrefixes + k0;
+        const float* factors = memory() + warp * kPrefixes + k0;
         const float* row = factor + warp * width + c0;
         const int row_step = kWarps * width;
 #pragma unroll 2
@@ -165,45 +156,7 @@ struct Panel {
   __device__ void store(int k, int j, const float (&x)[4]) const {
     *reinterpret_cast<float4*>(result(k) + j) = {x[0], x[1], x[2], x[3]};
 #pragma unroll
-    for (int n = 0; n < 4; ++n) panel()[(j + n) * kPrefixes + k] = x[n];
-  }
-
-  // 1 / x where x > 0, else 0. Marks prefix k as failed if x is out of range.
-  __device__ float inverse(float x, int k) const {
-    if (x == 0) return 0;
-    if (!(x > DeviceBalanceRange::kMin && x < 1 / DeviceBalanceRange::kMin)) failed()[k] = 1;
-    return 1 / x;
-  }
-
-  // Runs all column steps and the row steps between them; each_a(i, k, j, x) and each_b(i, k, j, x)
-  // receive a_ui and b_ui. Then runs the last row step, for row u only: one warp per prefix calls
-  // each_result(k, u, 1 / a_uI[u]), the same in all lanes, with b_u,I-1 in result(k).
-  template <typename EachA, typename EachB, typename EachResult>
-  __device__ void solve(int iterations, EachA each_a, EachB each_b, EachResult each_result) const {
-    for (int i = 0; i < iterations; ++i) {
-      if (i > 0) {
-        step<false>(e_t, [&](int k, int j, float(&x)[4]) {
-#pragma unroll
-          for (int n = 0; n < 4; ++n) x[n] = inverse(x[n], k);
-          each_a(i, k, j, x);
-        });
-      }
-      step<true>(e, [&](int k, int j, float(&x)[4]) {
-#pragma unroll
-        for (int n = 0; n < 4; ++n) x[n] = inverse(x[n], k);
-        each_b(i, k, j, x);
-      });
-    }
-    for (int k = warp; k < kPrefixes; k += kWarps) {
-      const int u = first_prefix + k;
-      if (u >= size) break;
-      float sum = 0;
-      for (int c = lane; c < u; c += kWarp) sum += e[u * width + c] * result(k)[c];
-      sum = warp_sum(sum);
-      inverse(sum, k);  // P is a quotient: 1 where it has one term
-      each_result(k, u, sum > 0 ? sum : 1.0f);
-    }
-    __syncthreads();
+    for (int n = 0; n < 4; ++n) memory()[(j + n) * kPrefixes + k] = x[n];
   }
 };
 

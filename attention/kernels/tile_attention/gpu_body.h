@@ -14,6 +14,15 @@
 
 namespace birkhoff {
 
+constexpr float kLog2E = 1.4426950408889634f;
+constexpr float kInfinity = std::numeric_limits<float>::infinity();
+constexpr std::uint32_t kAllPairs = 0xffffffff;
+
+// A lane's elements in its warp's 16 rows, for each 8 columns; place_in_c() says which. The columns
+// are 8 kGroups rows of another tile.
+template <int kGroups>
+using LanePairs = float[kGroups][4];
+
 template <typename Thread, int kHeadDim>
 class TileBody {
   using Shape = GpuTileShape<kHeadDim>;
@@ -26,15 +35,8 @@ class TileBody {
         first_row_(thread.index() / 32 % (kTileRows / 16) * 16),
         first_column_(warps_before * Shape::kWarpColumns) {}
 
-  // A lane's elements in its warp's 16 rows, for each 8 columns; place_in_c() says which. In Pairs,
-  // the columns are 8 kGroups rows of another tile; in Columns, they are the columns of a result.
-  template <int kGroups>
-  using Pairs = float[kGroups][4];
+  // The same where the columns are the warp's of a result.
   using Columns = float[Shape::kWarpColumns / 8][4];
-
-  static constexpr float kLog2E = 1.4426950408889634f;
-  static constexpr float kInfinity = std::numeric_limits<float>::infinity();
-  static constexpr std::uint32_t kAll = 0xffffffff;
 
   Thread thread_;
   const int lane_, first_row_, first_column_;  // the warp's
@@ -42,8 +44,8 @@ class TileBody {
   // c_ij += sum_d a_id b_jd for the warp's rows i of tile a and rows [first_j, first_j + 8 kGroups)
   // of tile b.
   template <int kGroups>
-  BIRKHOFF_DEVICE void multiply_rows(Pairs<kGroups>& c, std::uint32_t a_tile, std::uint32_t b_tile,
-                                     int first_j) const {
+  BIRKHOFF_DEVICE void multiply_rows(LanePairs<kGroups>& c, std::uint32_t a_tile,
+                                     std::uint32_t b_tile, int first_j) const {
     const Place down = downwards(lane_), right = rightwards(lane_);
     a_tile += place_in_tile<kHeadDim>(first_row_ + down.row, down.column);
     b_tile += place_in_tile<kHeadDim>(first_j + right.row, right.column);
@@ -77,8 +79,8 @@ class TileBody {
   // The same over rows [first_j, first_j + 8 kGroups) of x, with `a` rounded. A lane holds the same
   // elements of a left operand as of two adjacent results.
   template <int kGroups>
-  BIRKHOFF_DEVICE void multiply_columns(Columns& c, const Pairs<kGroups>& a, std::uint32_t x_tile,
-                                        int first_j) const {
+  BIRKHOFF_DEVICE void multiply_columns(Columns& c, const LanePairs<kGroups>& a,
+                                        std::uint32_t x_tile, int first_j) const {
     x_tile += 2 * first_j * kHeadDim;
     std::uint32_t operands[kGroups / 2][4];
     BIRKHOFF_UNROLL
@@ -93,10 +95,16 @@ class TileBody {
     for (int j = 0; j < kGroups / 2; ++j) multiply_columns(c, operands[j], x_tile, 16 * j);
   }
 
+  // The sum over the four lanes that share a row; each of them has it.
+  BIRKHOFF_DEVICE float row_sum(float x) const {
+    x += thread_.exchange(x, 1);
+    return x + thread_.exchange(x, 2);
+  }
+
   // Turns logits into exp(s - maximum), with the maximum over all keys so far, and rescales the
   // earlier sums to the new maximum. `sum` covers only this lane's columns.
-  BIRKHOFF_DEVICE void take_softmax(Pairs<kTileRows / 8>& s, float (&maximum)[2], float (&sum)[2],
-                                    Columns& out) const {
+  BIRKHOFF_DEVICE void take_softmax(LanePairs<kTileRows / 8>& s, float (&maximum)[2],
+                                    float (&sum)[2], Columns& out) const {
     BIRKHOFF_UNROLL
     for (int half = 0; half < 2; ++half) {
       float largest = maximum[half];
@@ -131,13 +139,37 @@ class TileBody {
   // it and to `maximum`. Returns the factor that brings `out` to the new maximum.
   BIRKHOFF_DEVICE float finish_softmax(float& maximum, float& sum, bool has_sink,
                                        float sink) const {
-    sum += thread_.exchange(sum, 1);
-    sum += thread_.exchange(sum, 2);
+    sum = row_sum(sum);
     if (!has_sink || sum == 0) return 1;
     const float largest = fmaxf(maximum, sink), correction = thread_.exp2(maximum - largest);
     sum = sum * correction + thread_.exp2(sink - largest);
     maximum = largest;
     return correction;
+  }
+
+  // Turns logits into the factors of d_out in d_v, and products d_out . v into d_s, where queries
+  // are columns. At `numbers` lie their maxima (times `log2_e` they have the unit of the logits),
+  // then their inverse sums and delta. dropout(i) is the factor of element i.
+  template <int kGroups, typename Dropout>
+  BIRKHOFF_DEVICE void take_gradient(LanePairs<kGroups>& p, LanePairs<kGroups>& d_s,
+                                     std::uint32_t numbers, float log2_e, Dropout dropout) const {
+    BIRKHOFF_UNROLL
+    for (int j = 0; j < kGroups; ++j) {
+      BIRKHOFF_UNROLL
+      for (int c = 0; c < 2; ++c) {
+        const std::uint32_t at = numbers + 4 * (8 * j + place_in_c(lane_, c).column);
+        const float maximum = log2_e * thread_.template load_shared<float>(at);
+        const float inverse_sum = thread_.template load_shared<float>(at + Shape::kNumbersBytes);
+        const float delta = thread_.template load_shared<float>(at + 2 * Shape::kNumbersBytes);
+        BIRKHOFF_UNROLL
+        for (int r = c; r < 4; r += 2) {
+          const float share = thread_.exp2(p[j][r] - maximum) * inverse_sum;
+          const float factor = dropout(4 * j + r);
+          d_s[j][r] = share * (d_s[j][r] * factor - delta);
+          p[j][r] = share * factor;
+        }
+      }
+    }
   }
 };
 

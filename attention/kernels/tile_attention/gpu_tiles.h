@@ -37,6 +37,14 @@ struct GpuTileShape {
   static constexpr int kMaxBytes = 163 * 1024;
 };
 
+// Calls f<kHeadDim>() with the kHeadDim of this head dim.
+template <typename Function>
+void with_head_dim(int head_dim, Function f) {
+  if (head_dim <= 64) return f.template operator()<64>();
+  if (head_dim <= 128) return f.template operator()<128>();
+  f.template operator()<256>();
+}
+
 // ---- Positions (PTX ISA, sections "Matrix Fragments for mma.m16n8k16" and "ldmatrix").
 
 struct Place {

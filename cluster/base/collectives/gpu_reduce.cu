@@ -60,9 +60,8 @@ __global__ void __launch_bounds__(kThreads)
 template <ReduceOp op, typename T>
 void launch_typed(const ReduceParams& p, cudaStream_t stream) {
   const std::int64_t blocks = std::min((p.count + kThreads - 1) / kThreads, kMaxBlocks);
-  launch({.grid = dim3(static_cast<unsigned>(blocks)), .block = dim3(kThreads), .stream = stream},
-         reduce_kernel<op, T>, static_cast<const T*>(p.inputs), static_cast<T*>(p.output),
-         p.num_inputs, p.count);
+  launch({.blocks = blocks, .threads = kThreads, .stream = stream}, reduce_kernel<op, T>,
+         static_cast<const T*>(p.inputs), static_cast<T*>(p.output), p.num_inputs, p.count);
 }
 
 template <ReduceOp op>
@@ -85,7 +84,6 @@ void launch_op(const ReduceParams& p, cudaStream_t stream) {
 }  // namespace
 
 void launch_reduce(const ReduceParams& params, cudaStream_t stream) {
-  if (params.count == 0) return;
   switch (params.op) {
     case ReduceOp::kSum:
       return launch_op<ReduceOp::kSum>(params, stream);

@@ -54,6 +54,12 @@ std::string gpu_memory(at::Device device) {
       mebibytes(stats.reserved_bytes[kAll].current), mebibytes(free), mebibytes(total),
       host_memory());
 }
+
+cudaDeviceProp properties_of(at::Device device) {
+  cudaDeviceProp properties{};
+  cuda_check(cudaGetDeviceProperties(&properties, device.index()), "cudaGetDeviceProperties");
+  return properties;
+}
 #endif
 
 }  // namespace
@@ -116,9 +122,26 @@ at::Device cuda_device(int local_rank) {
 
 std::string device_name(at::Device device) {
   if (!device.is_cuda()) return processor_name();
-  cudaDeviceProp properties{};
-  cuda_check(cudaGetDeviceProperties(&properties, device.index()), "cudaGetDeviceProperties");
-  return properties.name;
+  return properties_of(device).name;
+}
+
+std::string gpu_uuid(at::Device device) {
+  const cudaDeviceProp properties = properties_of(device);
+  std::string text;
+  for (const char byte : properties.uuid.bytes) {
+    text += fmt::format("{:02x}", static_cast<unsigned char>(byte));
+  }
+  return text;
+}
+
+std::string gpu_driver() {
+  int driver = 0, library = 0;
+  cuda_check(cudaDriverGetVersion(&driver), "cudaDriverGetVersion");
+  cuda_check(cudaRuntimeGetVersion(&library), "cudaRuntimeGetVersion");
+  const auto text = [](int version) {
+    return fmt::format("{}.{}", version / 1000, version % 1000 / 10);
+  };
+  return fmt::format("{}, library {}", text(driver), text(library));
 }
 
 void synchronize(at::Device device) {
@@ -145,6 +168,12 @@ at::Device cuda_device(int) {
 }
 
 std::string device_name(at::Device) { return processor_name(); }
+
+std::string gpu_uuid(at::Device) {
+  fail(ExitCode::kInternal, "internal error: a build without CUDA has no GPUs");
+}
+
+std::string gpu_driver() { return "none"; }
 
 void synchronize(at::Device) {}
 

@@ -37,6 +37,13 @@ std::string memory_report(at::Device device);
 // The vendor's name of this GPU, or of the machine's CPU. Local.
 std::string device_name(at::Device device);
 
+// The identity of a GPU, which no other GPU of any machine has, in hexadecimal digits. Local.
+std::string gpu_uuid(at::Device device);
+
+// The newest CUDA version that this machine's driver supports, and the version of the CUDA library,
+// such as "13.0, library 12.6"; "none" in builds without CUDA. Local.
+std::string gpu_driver();
+
 // Returns when the GPU has done the work on the calling thread's current stream; at once for the
 // CPU. Local.
 void synchronize(at::Device device);

@@ -1,8 +1,12 @@
-// Tensor elements inside kernels: conversions to and from fp32, and vectors of elements.
+// Tensor elements inside kernels: conversions to and from fp32, and vectors of elements; and the
+// choice of a kernel by their type.
 #pragma once
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
+
+#include "cluster/base/gpu/kernel_types.h"
+#include "cluster/base/gpu/launch.h"
 
 namespace birkhoff {
 
@@ -41,6 +45,29 @@ __device__ inline Vector<T, kCount> load_vector(const T* from) {
 template <typename T, int kCount>
 __device__ inline void store_vector(T* to, const Vector<T, kCount>& vector) {
   *reinterpret_cast<Vector<T, kCount>*>(to) = vector;
+}
+
+// Calls f<T>() with the type of bf16 or fp16 elements.
+template <typename Function>
+void with_16_bit_type(KernelDtype dtype, Function f) {
+  if (dtype == KernelDtype::kHalf) return f.template operator()<__half>();
+  f.template operator()<__nv_bfloat16>();
+}
+
+// Calls f<T>() with the type of fp32, bf16 or fp16 elements.
+template <typename Function>
+void with_element_type(KernelDtype dtype, Function f) {
+  switch (dtype) {
+    case KernelDtype::kFloat:
+      return f.template operator()<float>();
+    case KernelDtype::kBFloat16:
+    case KernelDtype::kHalf:
+      return with_16_bit_type(dtype, f);
+    case KernelDtype::kDouble:
+    case KernelDtype::kLong:
+      break;  // callers use the reference
+  }
+  cuda_check(cudaErrorInvalidValue, "choice of a kernel by element type");
 }
 
 }  // namespace birkhoff

@@ -54,10 +54,8 @@ __global__ void __launch_bounds__(kThreads) philox_kernel(const PhiloxParams p) 
 
 void launch_philox(const PhiloxParams& params, cudaStream_t stream) {
   const std::int64_t quads = params.rows * ((params.inner + 3) / 4);
-  if (quads == 0) return;
   const std::int64_t blocks = std::min((quads + kThreads - 1) / kThreads, kMaxBlocks);
-  launch({.grid = dim3(static_cast<unsigned>(blocks)), .block = dim3(kThreads), .stream = stream},
-         philox_kernel, params);
+  launch({.blocks = blocks, .threads = kThreads, .stream = stream}, philox_kernel, params);
 }
 
 }  // namespace birkhoff

@@ -243,7 +243,8 @@ std::string score_bytes(const ScoreKernels<T>& kernels, unsigned seed, int fill)
                  .best = best.data(),
                  .best_score = best_score.data()},
                 scratch.get());
-  scores.resize(static_cast<std::size_t>(rows * padded));  // others are not results
+  scores.resize(static_cast<std::size_t>(rows) *
+                static_cast<std::size_t>(padded));  // others are not results
   const ScratchMemory other_scratch = filled_scratch(kernels.scratch_bytes(D), fill);
   kernels.row_gradient(shape,
                        {.unit = unit.data(),

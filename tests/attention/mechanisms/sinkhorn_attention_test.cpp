@@ -43,7 +43,7 @@ void set_parameter(const Built& built, const std::string& name, const at::Tensor
 
 void set_all_parameters(const Built& built, double value) {
   at::NoGradGuard no_grad;
-  for (Parameter parameter : built.parameters.list()) parameter.value.fill_(value);
+  for (const Parameter& parameter : built.parameters.list()) parameter.value.fill_(value);
 }
 
 // softmax(Q [K_s; K]^T / sqrt(D)) [V_s; V] of an encoder, for the given block weights [B, H, N, N].

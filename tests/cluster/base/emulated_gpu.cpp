@@ -6,14 +6,12 @@
 
 #include <bit>
 #include <cstring>
-#include <deque>
-#include <stdexcept>
+#include <numeric>
 
 namespace birkhoff::test {
 namespace {
 
 constexpr int kWarp = 32;
-constexpr std::size_t kStackBytes = 128 * 1024;
 
 // PTX ISA, "Matrix Fragments for mma.m16n8k16 with floating point type": row and column of element
 // i of a lane.
@@ -39,32 +37,11 @@ std::uint16_t pack_number(EmulatedNumber number, float x) {
   return number == EmulatedNumber::kHalf ? c10::Half(x).x : c10::BFloat16(x).x;
 }
 
-struct EmulatedBlock::Meeting {
-  explicit Meeting(int num_threads) : data(static_cast<std::size_t>(num_threads)) {}
-  std::vector<void*> data;
-  std::size_t arrived = 0;
-  int generation = 0;
-  Operation operation{};
-};
-
-struct EmulatedBlock::Thread {
-  Fiber fiber{kStackBytes};
-  const Meeting* waits_for = nullptr;
-  int generation = 0;
-  std::vector<Copy> open;                // copies not committed yet
-  std::deque<std::vector<Copy>> groups;  // committed copies under way
-};
-
 EmulatedBlock::EmulatedBlock(int num_threads, std::uint32_t shared_bytes)
     : shared_(shared_bytes),
-      warps_(static_cast<std::size_t>(num_threads / kWarp), Meeting(kWarp)),
-      all_(std::make_unique<Meeting>(num_threads)) {
-  for (int thread = 0; thread < num_threads; ++thread) {
-    threads_.push_back(std::make_unique<Thread>());
-  }
-}
-
-EmulatedBlock::~EmulatedBlock() = default;
+      copies_(static_cast<std::size_t>(num_threads)),
+      warps_(copies_.size() / kWarp, Meeting{.data = std::vector<void*>(kWarp)}),
+      all_{.data = std::vector<void*>(copies_.size())} {}
 
 void EmulatedBlock::run(std::int64_t block, bool backwards,
                         const std::function<void(int thread)>& body) {
@@ -72,27 +49,17 @@ void EmulatedBlock::run(std::int64_t block, bool backwards,
   epoch_ = 0;
   std::fill(shared_.begin(), shared_.end(), std::uint8_t{0xff});  // NaN
   traces_.assign(shared_.size() / 2, Trace{});
-  for (std::size_t i = 0; i < threads_.size(); ++i) {
-    threads_[i]->waits_for = nullptr;
-    threads_[i]->fiber.start([&body, i] { body(static_cast<int>(i)); });
-  }
-  for (bool progress = true; progress;) {
-    progress = false;
-    for (std::size_t i = 0; i < threads_.size(); ++i) {
-      Thread& thread = *threads_[backwards ? threads_.size() - 1 - i : i];
-      if (thread.fiber.done()) continue;
-      if (thread.waits_for && thread.waits_for->generation == thread.generation) continue;
-      progress = true;
-      thread.fiber.resume();
-    }
-  }
-  for (std::size_t i = 0; i < threads_.size(); ++i) {
-    Thread& thread = *threads_[i];
-    if (!thread.fiber.done()) throw std::runtime_error("threads wait for others that never come");
-    check(thread.open.empty() && thread.groups.empty(), "copies outlive their thread",
+  fibers_.run(
+      static_cast<unsigned>(copies_.size()), /*leave=*/false,
+      [&](std::vector<unsigned>& order) {
+        if (backwards) std::iota(order.rbegin(), order.rend(), 0u);
+      },
+      [&] { body(static_cast<int>(fibers_.thread())); });
+  for (std::size_t i = 0; i < copies_.size(); ++i) {
+    ThreadCopies& own = copies_[i];
+    check(own.open.empty() && own.groups.empty(), "copies outlive their thread",
           static_cast<int>(i));
-    thread.open.clear();
-    thread.groups.clear();
+    own = {};
   }
 }
 
@@ -105,22 +72,16 @@ void EmulatedBlock::check(bool holds, const char* otherwise, int thread) {
 
 void EmulatedBlock::meet(int thread, Scope scope, Operation operation, void* data, Work work) {
   const std::size_t index = static_cast<std::size_t>(thread);
-  Meeting& meeting = scope == Scope::kBlock ? *all_ : warps_[index / kWarp];
-  check(meeting.arrived == 0 || meeting.operation == operation, "lanes part", thread);
+  const bool of_block = scope == Scope::kBlock;
+  FiberBlock::Barrier& barrier = of_block ? fibers_.of_block() : fibers_.of_warp();
+  Meeting& meeting = of_block ? all_ : warps_[index / kWarp];
+  check(barrier.arrived == 0 || meeting.operation == operation, "lanes part", thread);
   meeting.operation = operation;
-  meeting.data[scope == Scope::kBlock ? index : index % kWarp] = data;
-  if (++meeting.arrived == meeting.data.size()) {
+  meeting.data[of_block ? index : index % kWarp] = data;
+  fibers_.wait(barrier, [&] {
     (this->*work)(meeting.data.data());
-    meeting.arrived = 0;
-    ++meeting.generation;
-    if (scope == Scope::kBlock) ++epoch_;
-    return;
-  }
-  Thread& waiting = *threads_[index];
-  waiting.waits_for = &meeting;
-  waiting.generation = meeting.generation;
-  waiting.fiber.yield();
-  waiting.waits_for = nullptr;
+    if (of_block) ++epoch_;
+  });
 }
 
 std::uint8_t* EmulatedBlock::note_write(int thread, std::uint32_t to, std::uint32_t bytes,
@@ -160,17 +121,17 @@ void EmulatedBlock::copy_async(int thread, std::uint32_t to, const void* from, i
   note_write(thread, to, static_cast<std::uint32_t>(bytes), /*under_way=*/true);
   check(!exists || std::bit_cast<std::uintptr_t>(from) % static_cast<unsigned>(bytes) == 0,
         "copy from an odd address", thread);
-  threads_[static_cast<std::size_t>(thread)]->open.push_back({to, from, bytes, exists});
+  copies_[static_cast<std::size_t>(thread)].open.push_back({to, from, bytes, exists});
 }
 
 void EmulatedBlock::commit(int thread) {
-  Thread& own = *threads_[static_cast<std::size_t>(thread)];
+  ThreadCopies& own = copies_[static_cast<std::size_t>(thread)];
   own.groups.push_back(std::move(own.open));
   own.open.clear();
 }
 
 void EmulatedBlock::wait(int thread, int groups) {
-  Thread& own = *threads_[static_cast<std::size_t>(thread)];
+  ThreadCopies& own = copies_[static_cast<std::size_t>(thread)];
   while (own.groups.size() > static_cast<std::size_t>(groups)) {
     for (const Copy& copy : own.groups.front()) {
       const auto bytes = static_cast<std::uint32_t>(copy.bytes);

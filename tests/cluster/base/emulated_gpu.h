@@ -1,6 +1,6 @@
 // Emulates one block of GPU threads on the CPU, to test kernels whose source takes its thread class
-// as a template parameter (cluster/base/gpu/gpu_thread.cuh). Every thread is a fiber with a stack
-// of its own; an operation of a whole warp happens when all of its lanes have reached it.
+// as a template parameter (cluster/base/gpu/gpu_thread.cuh). Every thread is a fiber; an operation
+// of a whole warp happens when all of its lanes have reached it.
 //
 // It fails a test, and names the cause, for errors that a GPU would not report: shared memory
 // accessed out of bounds, read before it is written, or accessed by two warps of which one writes,
@@ -11,8 +11,8 @@
 #include <bit>
 #include <cmath>
 #include <cstdint>
+#include <deque>
 #include <functional>
-#include <memory>
 #include <vector>
 
 #include "tests/cluster/base/fiber.h"
@@ -26,7 +26,6 @@ std::uint16_t pack_number(EmulatedNumber number, float x);  // to nearest, ties 
 class EmulatedBlock {
  public:
   EmulatedBlock(int num_threads, std::uint32_t shared_bytes);
-  ~EmulatedBlock();
 
   // Runs body(thread) for all threads of the block. With `backwards` the last warp and lane go
   // first.
@@ -55,14 +54,22 @@ class EmulatedBlock {
   void nothing(void* const*) {}
 
  private:
-  struct Thread;
-  struct Meeting;
+  // Where all threads of a warp or block have to pass the same operation.
+  struct Meeting {
+    std::vector<void*> data;
+    Operation operation{};
+  };
   // An asynchronous copy; it happens when its thread waits for it.
   struct Copy {
     std::uint32_t to;
     const void* from;
     int bytes;
     bool exists;
+  };
+  // The asynchronous copies of a thread.
+  struct ThreadCopies {
+    std::vector<Copy> open;                // not committed yet
+    std::deque<std::vector<Copy>> groups;  // committed and under way
   };
   // The last accesses to a 16-bit word of shared memory.
   struct Trace {
@@ -79,9 +86,10 @@ class EmulatedBlock {
 
   std::vector<std::uint8_t> shared_;
   std::vector<Trace> traces_;
-  std::vector<std::unique_ptr<Thread>> threads_;
+  FiberBlock fibers_;
+  std::vector<ThreadCopies> copies_;  // of each thread
   std::vector<Meeting> warps_;
-  std::unique_ptr<Meeting> all_;
+  Meeting all_;
   std::int64_t block_ = 0;
   int epoch_ = 0;  // barriers of the block so far
   bool failed_ = false;

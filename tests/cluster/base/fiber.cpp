@@ -1,5 +1,7 @@
 #include "tests/cluster/base/fiber.h"
 
+#include <numeric>
+#include <stdexcept>
 #include <utility>
 
 namespace birkhoff::test {
@@ -52,7 +54,7 @@ void Fiber::start(std::function<void()> body) {
   *--top = nullptr;  // run() does not return
   *--top = reinterpret_cast<void*>(&Fiber::run);
   for (int saved = 0; saved < 6; ++saved) *--top = nullptr;
-  own_ = top;
+  own_ = static_cast<void*>(top);
 }
 
 void Fiber::resume() {
@@ -82,5 +84,44 @@ void Fiber::resume() {
 void Fiber::yield() { swapcontext(&own_, &caller_); }
 
 #endif
+
+void FiberBlock::run(unsigned num_threads, bool leave,
+                     const std::function<void(std::vector<unsigned>& order)>& reorder,
+                     const std::function<void()>& body) {
+  warps_.assign((num_threads + kWarp - 1) / kWarp, {});
+  all_ = {.expected = num_threads};
+  while (threads_.size() < num_threads) threads_.push_back(std::make_unique<Thread>());
+  for (unsigned t = 0; t < num_threads; ++t) {
+    ++warps_[t / kWarp].expected;
+    threads_[t]->waits_for = nullptr;
+    threads_[t]->fiber.start([this, leave, &body] {
+      body();
+      if (leave) leave_barriers();
+    });
+  }
+  std::vector<unsigned> order(num_threads);
+  std::iota(order.begin(), order.end(), 0u);
+  unsigned ended = 0;
+  for (bool progress = true; progress;) {
+    progress = false;
+    reorder(order);
+    for (const unsigned t : order) {
+      Thread& thread = *threads_[t];
+      if (thread.fiber.done() || thread.waits()) continue;
+      progress = true;
+      thread_ = t;
+      thread.fiber.resume();
+      if (thread.fiber.done()) ++ended;
+    }
+  }
+  if (ended < num_threads) throw std::runtime_error("threads wait for others that never come");
+}
+
+void FiberBlock::leave_barriers() {
+  for (Barrier* barrier : {&of_warp(), &of_block()}) {
+    --barrier->expected;
+    if (barrier->expected > 0 && barrier->arrived == barrier->expected) release(*barrier);
+  }
+}
 
 }  // namespace birkhoff::test

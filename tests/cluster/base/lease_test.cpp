@@ -76,7 +76,7 @@ TEST(Lease, AFileSystemWithoutHardLinksIsNamed) {
     return std::string_view(call) == "link" ? EPERM : 0;
   });
   try {
-    Lease(folder.path(), "the folder", kFast);
+    const Lease lease(folder.path(), "the folder", kFast);
     ADD_FAILURE() << "a lease without a link";
   } catch (const Error& error) {
     EXPECT_EQ(error.code(), ExitCode::kStorage);
@@ -107,7 +107,7 @@ TEST(Lease, IsRefusedWhileItIsRenewed) {
     }
   });
   try {
-    Lease(folder.path(), "the folder", kFast);
+    const Lease lease(folder.path(), "the folder", kFast);
     FAIL() << "the holder lives";
   } catch (const Error& error) {
     EXPECT_EQ(error.code(), ExitCode::kUsage);

@@ -146,7 +146,7 @@ class BadInputTest : public testing::Test {
     if (!row.shell.empty()) {
       std::vector<std::string> line = {"/bin/sh", "-c", row.shell + "; exec \"$0\" \"$@\""};
       line.insert(line.end(), command.line.begin(), command.line.end());
-      command.line = line;
+      command.line = std::move(line);
     }
     const Finished finished = run_child(command);
     Seen seen{finished.code, finished.err, ""};

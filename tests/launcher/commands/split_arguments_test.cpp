@@ -1,6 +1,4 @@
 // The interpretation of PATH, --train, --valid and --test by `prepare`.
-#include "launcher/commands/split_arguments.h"
-
 #include <gtest/gtest.h>
 
 #include <sstream>

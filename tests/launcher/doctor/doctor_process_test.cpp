@@ -266,12 +266,12 @@ TEST_F(DoctorProcess, ASlowRankIsNamedAndItsHostExcluded) {
   write_bytes("bad", "node9\n");
   const json report = examined("2:slow", 2, {{"OMP_NUM_THREADS", "2"}}, {"--exclude-file", "bad"});
   // Both of its threads have a CPU for a fifth of the time.
-  constexpr std::string_view kShare = "it had a CPU for ";
+  const std::string share = "it had a CPU for ";
   const std::string slow =
-      expect_found(report, "matrix speed", "fail", "node2", {2}, kShare.data());
-  const std::size_t at = slow.find(kShare);
+      expect_found(report, "matrix speed", "fail", "node2", {2}, share.c_str());
+  const std::size_t at = slow.find(share);
   ASSERT_NE(at, std::string::npos);
-  EXPECT_LT(std::stoi(slow.substr(at + kShare.size())), 30) << slow;
+  EXPECT_LT(std::stoi(slow.substr(at + share.size())), 30) << slow;
   std::ifstream file("bad");
   const std::string excluded((std::istreambuf_iterator<char>(file)), {});
   EXPECT_THAT(excluded, AllOf(HasSubstr("node2\n"), HasSubstr("node9\n")));

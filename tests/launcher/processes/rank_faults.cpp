@@ -54,6 +54,7 @@ const char* fault(const char* name) {
 
 bool is_of_program(const void* caller) {
   Dl_info of_caller{}, of_program{};
+  // NOLINTNEXTLINE(performance-no-int-to-ptr): the address is a number there
   const auto* entry = reinterpret_cast<const void*>(getauxval(AT_ENTRY));
   return dladdr(caller, &of_caller) != 0 && dladdr(entry, &of_program) != 0 &&
          of_caller.dli_fbase == of_program.dli_fbase;

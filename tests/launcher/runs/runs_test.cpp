@@ -155,7 +155,6 @@ TEST_F(RunsTest, NamesBreakNoColumn) {
 
 TEST_F(RunsTest, InspectSaysHowARunWent) {
   const std::string run = make_run("a");
-  const std::string before = read_bytes(run + "/metrics.jsonl");
   write_bytes(run + "/metrics.jsonl",
               "{\"step\":1,\"loss\":2,\"tokens_per_second\":10,\"step_ms\":100}\n"
               "{\"step\":1,\"split\":\"test\",\"loss\":0.5}\n"

@@ -133,7 +133,7 @@ TEST(RunFolder, KnowsOfACheckpointThatALaterSaveCommits) {
       CheckpointHeader header = make_header(0);
       header.set_run(run.id());
       const Reporter reporter;
-      RunCheckpoints checkpoints(writer, world, header, make_shards(0, 1, Layout::kReplicated),
+      RunCheckpoints checkpoints(&writer, world, header, make_shards(0, 1, Layout::kReplicated),
                                  /*newest=*/std::nullopt, &run, reporter);
       TrainState state;
       testing::internal::CaptureStderr();
@@ -229,7 +229,6 @@ TEST(RunFolder, ResumesWhereItsCheckpointsSay) {
 
 TEST(RunFolder, NeverStartsAfreshByItself) {
   const TestFolder folder;
-  std::string id;
   {
     RunFolder run(folder, 1, false);
     save_for(run, run.id(), 3);
@@ -352,7 +351,7 @@ TEST(RunFolder, MetricsAreCutToWholeLines) {
 
 TEST(RunFolder, RanksThatSeeAnotherFolderAreNamed) {
   const TestFolder test;
-  const fs::path folder = test.path();
+  const fs::path& folder = test.path();
   const RunFolder run(folder / "shared", 1, false);
   RunFolder other(folder / "local", 2, false);
   const auto check = [&](ProcessGroup& world, const fs::path& path) {
@@ -373,7 +372,7 @@ TEST(RunFolder, RanksThatSeeAnotherFolderAreNamed) {
 // As on a network file system.
 TEST(RunFolder, AFolderThatIsSeenLateIsShared) {
   const TestFolder test;
-  const fs::path folder = test.path();
+  const fs::path& folder = test.path();
   const RunFolder run(folder / "early", 1, false);
   run_ranks(2, [&](ProcessGroup& world) {
     std::thread late([&] {

@@ -8,14 +8,15 @@
 #include <map>
 
 #include "configs/schema/config.pb.h"
-#include "runtime/gradients/grad_norm.h"
 #include "runtime/optimizers/schedule.h"
 #include "tests/cluster/base/thread_group.h"
+#include "tests/runtime/optimizers/gradient_norm.h"
 #include "tests/runtime/toy_model.h"
 
 namespace birkhoff {
 namespace {
 
+using test::gradient_norm;
 using Values = std::vector<double>;
 
 // A model with any parameters, for optimizers that never run it.

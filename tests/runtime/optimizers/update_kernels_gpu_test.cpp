@@ -7,17 +7,18 @@
 #include <limits>
 
 #include "configs/schema/config.pb.h"
-#include "runtime/gradients/chunk_sums.h"
 #include "runtime/gradients/gpu_chunk_sums_params.h"
-#include "runtime/gradients/grad_norm.h"
 #include "runtime/optimizers/adafactor.h"
 #include "runtime/optimizers/adamw.h"
 #include "runtime/optimizers/gpu_adamw.h"
 #include "tests/kernel_error.h"
 #include "tests/runtime/optimizers/adamw_reference.h"
+#include "tests/runtime/optimizers/gradient_norm.h"
 
 namespace birkhoff {
 namespace {
+
+using test::gradient_norm;
 
 constexpr AdamWConstants kConstants{0.9, 0.95, 1e-8, 0.1};
 

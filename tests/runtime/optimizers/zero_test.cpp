@@ -7,14 +7,15 @@
 #include <set>
 
 #include "runtime/agreement.h"
-#include "runtime/gradients/grad_norm.h"
 #include "tests/cluster/base/thread_group.h"
 #include "tests/runtime/optimizers/gathered_state.h"
+#include "tests/runtime/optimizers/gradient_norm.h"
 
 namespace birkhoff {
 namespace {
 
 using test::gathered_state;
+using test::gradient_norm;
 using test::toy_config;
 using test::ToyTraining;
 

@@ -55,7 +55,7 @@ TEST(Progress, TheBarRewritesOneLineAndLeavesNothingBehind) {
   bar.draw(report_at(6, 2));  // within 0.1 s: not redrawn
   bar.draw(report_at(10, 2));
   bar.erase();
-  std::rewind(out.get());
+  ASSERT_EQ(std::fseek(out.get(), 0, SEEK_SET), 0);
   std::string text(4096, '\0');
   text.resize(std::fread(text.data(), 1, text.size(), out.get()));
   EXPECT_EQ(text.find('\n'), std::string::npos);
@@ -104,7 +104,7 @@ TEST(Progress, TheBarFitsTheTerminalWhateverItsWidthIsByNow) {
     ProgressBar(out.get(), 2000).draw(report);
     std::string text(4096, '\0');
     text.resize(static_cast<std::size_t>(read(terminal, text.data(), text.size())));
-    EXPECT_TRUE(text.starts_with("\r") && text.ends_with("\x1b[K")) << text;
+    EXPECT_TRUE(text.starts_with('\r') && text.ends_with("\x1b[K")) << text;
     return text.substr(1, text.size() - 4);
   };
   for (const unsigned short columns : {2, 20, 40, 60, 80, 120, 300}) {

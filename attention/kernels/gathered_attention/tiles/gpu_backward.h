@@ -19,18 +19,24 @@
 namespace birkhoff {
 
 template <typename Thread, int kHeadDim>
-class GatheredTilesQueries : GatheredTilesBody<Thread, kHeadDim> {
+class GatheredTilesQueries : public GatheredTilesBody<Thread, kHeadDim> {
   using Body = GatheredTilesBody<Thread, kHeadDim>;
   using typename Body::Columns;
-  using Pairs = typename Body::template Pairs<kAtOnce / 8>;
+  using Pairs = LanePairs<kAtOnce / 8>;
   using Shape = GatheredTilesShape<kHeadDim>;
   using Body::first_row_;
-  using Body::kLog2E;
   using Body::lane_;
   using Body::p_;
   using Body::thread_;
 
+  // Shared memory: q and d_out; k, v and the keys' ranges of each stage.
+  static constexpr std::uint32_t kQ = 0, kDOut = Shape::kRowsBytes, kStages = 2 * kDOut;
+
  public:
+  static constexpr int kThreadBlocks = kHeadDim == 64 ? 3 : 1;
+  static constexpr int kSharedBytes = kStages + Shape::kBackwardStages * Shape::kPairBytes;
+  static_assert(kSharedBytes <= Shape::kMaxBytes);
+
   using Body::Body;
 
   // The number of thread blocks.
@@ -85,26 +91,32 @@ class GatheredTilesQueries : GatheredTilesBody<Thread, kHeadDim> {
   }
 
  private:
-  static constexpr std::uint32_t kQ = 0, kDOut = Shape::kRowsBytes;
   static BIRKHOFF_DEVICE std::uint32_t k_tile(int stage) {
-    return 2 * Shape::kRowsBytes + stage * Shape::kStageBytes;
+    return kStages + stage * Shape::kPairBytes;
   }
 };
 
 template <typename Thread, int kHeadDim>
-class GatheredTilesKeys : GatheredTilesBody<Thread, kHeadDim> {
+class GatheredTilesKeys : public GatheredTilesBody<Thread, kHeadDim> {
   using Body = GatheredTilesBody<Thread, kHeadDim>;
   using typename Body::Columns;
   // Fewer at once for wide heads, whose results need the registers.
   static constexpr int kQueriesAtOnce = kHeadDim == 64 ? kAtOnce : kAtOnce / 2;
-  using Pairs = typename Body::template Pairs<kQueriesAtOnce / 8>;
+  using Pairs = LanePairs<kQueriesAtOnce / 8>;
   using Shape = GatheredTilesShape<kHeadDim>;
-  using Body::kLog2E;
-  using Body::lane_;
   using Body::p_;
   using Body::thread_;
 
+  // Shared memory: k and v; q, d_out, the queries' ranges, maximum, inverse sum and delta of each
+  // stage.
+  static constexpr std::uint32_t kK = 0, kV = Shape::kRowsBytes, kStages = 2 * kV,
+                                 kStageBytes = Shape::kPairBytes + 3 * Shape::kNumbersBytes;
+
  public:
+  static constexpr int kThreadBlocks = kHeadDim == 64 ? 2 : 1;
+  static constexpr int kSharedBytes = kStages + Shape::kBackwardStages * kStageBytes;
+  static_assert(kSharedBytes <= Shape::kMaxBytes);
+
   using Body::Body;
 
   // The number of thread blocks.
@@ -132,7 +144,7 @@ class GatheredTilesKeys : GatheredTilesBody<Thread, kHeadDim> {
             this->multiply_rows(p, kK, q_tile(stage), i);
             this->take_logits(p, own, Body::ranges_of(q_tile(stage)), i);
             this->multiply_rows(d_s, kV, d_out_tile, i);
-            take_gradient(p, d_s, numbers(stage) + 4 * i);
+            this->take_gradient(p, d_s, numbers(stage) + 4 * i, kLog2E, [](int) { return 1.0f; });
             this->multiply_columns(d_v, p, d_out_tile, i);
             this->multiply_columns(d_k, d_s, q_tile(stage), i);
           }
@@ -144,10 +156,7 @@ class GatheredTilesKeys : GatheredTilesBody<Thread, kHeadDim> {
   }
 
  private:
-  static constexpr std::uint32_t kK = 0, kV = Shape::kRowsBytes;
-  static BIRKHOFF_DEVICE std::uint32_t q_tile(int stage) {
-    return 2 * Shape::kRowsBytes + stage * Shape::kKeysStageBytes;
-  }
+  static BIRKHOFF_DEVICE std::uint32_t q_tile(int stage) { return kStages + stage * kStageBytes; }
   static BIRKHOFF_DEVICE std::uint32_t numbers(int stage) {
     return Body::ranges_of(q_tile(stage)) + Shape::kRangesBytes;
   }
@@ -166,26 +175,6 @@ class GatheredTilesKeys : GatheredTilesBody<Thread, kHeadDim> {
     thread_.template copy_async<4>(to, maxima_of(p_) + at, exists);
     thread_.template copy_async<4>(to + Shape::kNumbersBytes, p_.inverse + at, exists);
     thread_.template copy_async<4>(to + 2 * Shape::kNumbersBytes, p_.delta + at, exists);
-  }
-
-  // Turns logits into p and products d_out . v into ds, with the statistics of each column's query
-  // at `numbers`.
-  BIRKHOFF_DEVICE void take_gradient(Pairs& p, Pairs& d_s, std::uint32_t numbers) const {
-    BIRKHOFF_UNROLL
-    for (int j = 0; j < kQueriesAtOnce / 8; ++j) {
-      BIRKHOFF_UNROLL
-      for (int c = 0; c < 2; ++c) {
-        const std::uint32_t at = numbers + 4 * (8 * j + place_in_c(lane_, c).column);
-        const float maximum = kLog2E * thread_.template load_shared<float>(at);
-        const float inverse = thread_.template load_shared<float>(at + Shape::kNumbersBytes);
-        const float delta = thread_.template load_shared<float>(at + 2 * Shape::kNumbersBytes);
-        BIRKHOFF_UNROLL
-        for (int r = c; r < 4; r += 2) {
-          p[j][r] = thread_.exp2(p[j][r] - maximum) * inverse;
-          d_s[j][r] = p[j][r] * (d_s[j][r] - delta);
-        }
-      }
-    }
   }
 };
 

@@ -128,26 +128,11 @@ class MetTiles {
   PositionRange ranges_[2];  // of the slots first + lane and first + lane + 32
 };
 
-// Thread blocks of the kernels for head dims up to kHeadDim, and their shared memory.
 template <int kHeadDim>
 struct GatheredTilesShape : GpuTileShape<kHeadDim> {
-  using Tile = GpuTileShape<kHeadDim>;
-  // Thread blocks of a multiprocessor, as in BlockAttentionShape.
-  static constexpr int kForwardBlocks = kHeadDim == 64 ? 3 : 1;
-  static constexpr int kQueriesBlocks = kHeadDim == 64 ? 3 : 1;
-  static constexpr int kKeysBlocks = kHeadDim == 64 ? 2 : 1;
-
+  // Bytes of the ranges of a tile's slots, and of two tiles of rows with the ranges of one of them.
   static constexpr int kRangesBytes = kTileRows * static_cast<int>(sizeof(PositionRange));
-  // q; k, v and the keys' ranges of each stage.
-  static constexpr int kStageBytes = 2 * Tile::kRowsBytes + kRangesBytes;
-  static constexpr int kForwardBytes = Tile::kRowsBytes + Tile::kForwardStages * kStageBytes;
-  // q and d_out; k, v and the keys' ranges of each stage.
-  static constexpr int kQueriesBytes = 2 * Tile::kRowsBytes + Tile::kBackwardStages * kStageBytes;
-  // k and v; q, d_out, the queries' ranges, maximum, inverse sum and delta of each stage.
-  static constexpr int kKeysStageBytes = kStageBytes + 3 * Tile::kNumbersBytes;
-  static constexpr int kKeysBytes = 2 * Tile::kRowsBytes + Tile::kBackwardStages * kKeysStageBytes;
-  static_assert(kForwardBytes <= Tile::kMaxBytes && kQueriesBytes <= Tile::kMaxBytes &&
-                kKeysBytes <= Tile::kMaxBytes);
+  static constexpr int kPairBytes = 2 * GpuTileShape<kHeadDim>::kRowsBytes + kRangesBytes;
 };
 
 template <typename Thread, int kHeadDim>
@@ -156,19 +141,17 @@ class GatheredTilesBody : protected TileBody<Thread, kHeadDim> {
   using Shape = GatheredTilesShape<kHeadDim>;
 
  public:
+  static constexpr int kThreads = Shape::kThreads;
+
   BIRKHOFF_DEVICE GatheredTilesBody(const Thread& thread, const GatheredParams& p)
       : TileBody<Thread, kHeadDim>(thread, thread.index() / 32 / (kTileRows / 16)), p_(p) {}
 
  protected:
-  using typename Tile::Columns;
-  template <int kGroups>
-  using Pairs = typename Tile::template Pairs<kGroups>;
   using Tile::first_column_;
   using Tile::first_row_;
-  using Tile::kInfinity;
-  using Tile::kLog2E;
   using Tile::lane_;
   using Tile::thread_;
+  using typename Tile::Columns;
 
   const GatheredParams& p_;
 
@@ -209,13 +192,12 @@ class GatheredTilesBody : protected TileBody<Thread, kHeadDim> {
 
   // The rows of x at the slots [first, end), as far as they fit a tile; zeros after them. Called
   // by all threads; the rows have arrived after wait() and a barrier.
-  BIRKHOFF_DEVICE void load_rows(std::uint32_t tile, const GatheredRowsParams& x, GpuHead head,
+  BIRKHOFF_DEVICE void load_rows(std::uint32_t tile, const RowsParams& x, GpuHead head,
                                  const GpuHeadLists& lists, int first, int end) const {
     constexpr int kGroups = kHeadDim / 8, kRowsAtOnce = Shape::kThreads / kGroups;
     const int row = thread_.index() / kGroups, column = thread_.index() % kGroups * 8;
     if (column >= p_.head_dim) end = first;
-    const std::uint16_t* from = static_cast<const std::uint16_t*>(x.data) + head.b * x.strides[0] +
-                                head.h * x.strides[1] + column;
+    const std::uint16_t* from = row_of<const std::uint16_t>(x, head, 0) + column;
     const std::uint32_t to = tile + place_in_tile<kHeadDim>(row, column);
     static_assert(kRowsAtOnce % 8 == 0);
     BIRKHOFF_UNROLL_BY(4)
@@ -229,9 +211,8 @@ class GatheredTilesBody : protected TileBody<Thread, kHeadDim> {
 
   // The tile's rows of x and y at `to`, one tile after the other, then the ranges of its slots.
   template <bool kOwnsQueries>
-  BIRKHOFF_DEVICE void load_pair(std::uint32_t to, const GatheredRowsParams& x,
-                                 const GatheredRowsParams& y, GpuHead head,
-                                 const GpuHeadLists& lists,
+  BIRKHOFF_DEVICE void load_pair(std::uint32_t to, const RowsParams& x, const RowsParams& y,
+                                 GpuHead head, const GpuHeadLists& lists,
                                  const MetTiles<Thread, kOwnsQueries>& tiles) const {
     load_rows(to, x, head, lists, tiles.first(), tiles.end());
     load_rows(second_of(to), y, head, lists, tiles.first(), tiles.end());
@@ -303,7 +284,7 @@ class GatheredTilesBody : protected TileBody<Thread, kHeadDim> {
   // other. `own` are the ranges of this lane's rows; the columns' ranges were stored at `ranges`,
   // and the pairs start at `first_column`.
   template <int kGroups>
-  BIRKHOFF_DEVICE void take_logits(Pairs<kGroups>& s, const PositionRange (&own)[2],
+  BIRKHOFF_DEVICE void take_logits(LanePairs<kGroups>& s, const PositionRange (&own)[2],
                                    std::uint32_t ranges, int first_column) const {
     struct alignas(16) TwoRanges {
       PositionRange of[2];

@@ -16,19 +16,24 @@
 namespace birkhoff {
 
 template <typename Thread, int kHeadDim>
-class GatheredTilesForward : GatheredTilesBody<Thread, kHeadDim> {
+class GatheredTilesForward : public GatheredTilesBody<Thread, kHeadDim> {
   using Body = GatheredTilesBody<Thread, kHeadDim>;
   using typename Body::Columns;
-  using Pairs = typename Body::template Pairs<kTileRows / 8>;
+  using Pairs = LanePairs<kTileRows / 8>;
   using Shape = GatheredTilesShape<kHeadDim>;
   using Body::first_column_;
-  using Body::kInfinity;
-  using Body::kLog2E;
   using Body::lane_;
   using Body::p_;
   using Body::thread_;
 
+  // Shared memory: q; k, v and the keys' ranges of each stage.
+  static constexpr std::uint32_t kQ = 0, kStages = Shape::kRowsBytes;
+
  public:
+  static constexpr int kThreadBlocks = kHeadDim == 64 ? 3 : 1;
+  static constexpr int kSharedBytes = kStages + Shape::kForwardStages * Shape::kPairBytes;
+  static_assert(kSharedBytes <= Shape::kMaxBytes);
+
   using Body::Body;
 
   // The number of thread blocks.
@@ -63,9 +68,8 @@ class GatheredTilesForward : GatheredTilesBody<Thread, kHeadDim> {
   }
 
  private:
-  static constexpr std::uint32_t kQ = 0;
   static BIRKHOFF_DEVICE std::uint32_t k_tile(int stage) {
-    return Shape::kRowsBytes + stage * Shape::kStageBytes;
+    return kStages + stage * Shape::kPairBytes;
   }
   BIRKHOFF_DEVICE void finish(const Columns& out, const float (&maximum)[2], const float (&sum)[2],
                               GpuHead head, int first, int count) const {

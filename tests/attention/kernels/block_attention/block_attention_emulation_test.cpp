@@ -48,9 +48,7 @@ void with_kernel(const BlockAttentionParams& params, Function f) {
       f.template operator()<EmulatedNumber::kBFloat16, kHeadDim>();
     }
   };
-  if (params.head_dim <= 64) return with_number.template operator()<64>();
-  if (params.head_dim <= 128) return with_number.template operator()<128>();
-  with_number.template operator()<256>();
+  with_head_dim(params.head_dim, with_number);
 }
 
 // Returns out, d_q, then the gradients of the table and the sink that there are, and then for each

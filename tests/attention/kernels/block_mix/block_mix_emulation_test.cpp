@@ -16,56 +16,15 @@
 namespace birkhoff::test {
 namespace {
 
-template <EmulatedNumber kNumber, template <typename> typename Body>
-void run_kernel(const BlockMixParams& params, std::int64_t num_tasks, int shared_bytes,
-                bool backwards) {
+template <EmulatedNumber kNumber, bool kBackward>
+void run_kernels(const BlockMixParams& params, bool backwards) {
   using Thread = EmulatedThread<kNumber>;
-  EmulatedBlock block(BlockMixShape::kThreads, static_cast<std::uint32_t>(shared_bytes));
-  for (std::int64_t task = 0; task < num_tasks; ++task) {
-    block.run(task, backwards,
-              [&](int thread) { Body<Thread>(Thread(block, thread), params).run(); });
-  }
-}
-
-template <typename Thread>
-using Forward = BlockMixRows<Thread, false>;
-template <typename Thread>
-using BackwardRows = BlockMixRows<Thread, true>;
-template <int kRows>
-struct Few {
-  template <typename Thread>
-  using Forward = BlockMixFew<Thread, false, kRows>;
-  template <typename Thread>
-  using Backward = BlockMixFew<Thread, true, kRows>;
-};
-
-template <EmulatedNumber kNumber, int kRows>
-void run_few(const BlockMixParams& forward, const BlockMixParams& backward, bool backwards) {
-  using Thread = EmulatedThread<kNumber>;
-  run_kernel<kNumber, Few<kRows>::template Forward>(
-      forward, BlockMixShape::few_tasks(forward, false),
-      Few<kRows>::template Forward<Thread>::kBytes, backwards);
-  run_kernel<kNumber, Few<kRows>::template Backward>(
-      backward, BlockMixShape::few_tasks(backward, true),
-      Few<kRows>::template Backward<Thread>::kBytes, backwards);
-}
-
-// As the launches in attention/kernels/block_mix/gpu_launch.cu.
-template <EmulatedNumber kNumber>
-void run_kernels(const BlockMixParams& forward, const BlockMixParams& backward, bool backwards) {
-  using Shape = BlockMixShape;
-  if (forward.blocks <= Shape::kFewBlocks) {
-    const int rows = Shape::few_rows(forward.blocks);
-    if (rows == 16) return run_few<kNumber, 16>(forward, backward, backwards);
-    if (rows == 32) return run_few<kNumber, 32>(forward, backward, backwards);
-    return run_few<kNumber, 64>(forward, backward, backwards);
-  }
-  const int rows_bytes = Shape::rows_bytes(forward.blocks);
-  const std::int64_t rows_tasks = Shape::rows_tasks(forward);
-  run_kernel<kNumber, Forward>(forward, rows_tasks, rows_bytes, backwards);
-  run_kernel<kNumber, BackwardRows>(backward, rows_tasks, rows_bytes, backwards);
-  run_kernel<kNumber, BlockMixWeights>(backward, Shape::weights_tasks(backward),
-                                       Shape::kWeightsBytes, backwards);
+  for_each_mix_kernel<Thread, kBackward>(params, [&]<typename Body>(int shared_bytes) {
+    EmulatedBlock block(Body::kThreads, static_cast<std::uint32_t>(shared_bytes));
+    for (std::int64_t task = 0; task < Body::num_tasks(params); ++task) {
+      block.run(task, backwards, [&](int thread) { Body(Thread(block, thread), params).run(); });
+    }
+  });
 }
 
 // Returns d_w, then y and d_x of each tensor. `backwards` reverses the order in which threads run.
@@ -87,9 +46,11 @@ std::vector<at::Tensor> solve(const MixProblem& problem, bool backwards = false)
                        backward = block_mix_params(weights, x, d_y, others, d_x, d_weights,
                                                    problem.diagonal);
   if (forward.dtype == KernelDtype::kHalf) {
-    run_kernels<EmulatedNumber::kHalf>(forward, backward, backwards);
+    run_kernels<EmulatedNumber::kHalf, false>(forward, backwards);
+    run_kernels<EmulatedNumber::kHalf, true>(backward, backwards);
   } else {
-    run_kernels<EmulatedNumber::kBFloat16>(forward, backward, backwards);
+    run_kernels<EmulatedNumber::kBFloat16, false>(forward, backwards);
+    run_kernels<EmulatedNumber::kBFloat16, true>(backward, backwards);
   }
   std::vector<at::Tensor> result{d_weights.sum(0)};
   for (std::size_t i = 0; i < x.size(); ++i) result.insert(result.end(), {y[i], d_x[i]});

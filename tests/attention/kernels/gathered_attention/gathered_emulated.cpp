@@ -17,9 +17,11 @@ namespace {
 const test::EmulatedTiles* emulated_tiles = nullptr;  // of the call that is running
 }  // namespace
 
+template <int>
 void launch_gathered_tiles(const GatheredParams& params, cudaStream_t) {
   emulated_tiles->forward(params);
 }
+template <int>
 void launch_gathered_tiles_backward(const GatheredParams& params, cudaStream_t) {
   emulated_tiles->backward(params);
 }

@@ -87,7 +87,8 @@ GatheredProblem random_problem_for_tensor_cores(int seed, int draw_index, std::i
   GatheredAttention& in = problem.attention;
   in.relative = {};
   if (columns == 0) columns = (in.q_BHLD.size(3) + 7) / 8 * 8;
-  auto tensor_seed = static_cast<std::uint64_t>(1000 * seed + 10 * draw_index);
+  auto tensor_seed =
+      1000 * static_cast<std::uint64_t>(seed) + 10 * static_cast<std::uint64_t>(draw_index);
   for (at::Tensor* x : {&in.q_BHLD, &in.k_BHSD, &in.v_BHSD, &problem.d_out_BHLD}) {
     // Numbers about as large as those that were there.
     const double size = x->detach().abs().max().item<double>() / 3;

@@ -19,32 +19,26 @@
 namespace birkhoff::test {
 namespace {
 
-template <typename Body, typename Thread, int kThreads>
-void run_kernel(const GatheredParams& params, int shared_bytes) {
-  EmulatedBlock block(kThreads, static_cast<std::uint32_t>(shared_bytes));
+template <typename Thread, typename Body>
+void run_kernel(const GatheredParams& params) {
+  EmulatedBlock block(Body::kThreads, Body::kSharedBytes);
   for (std::int64_t task = 0; task < Body::num_tasks(params); ++task) {
     // Both orders of threads.
     block.run(task, task % 2 == 1, [&](int thread) { Body(Thread(block, thread), params).run(); });
   }
 }
 
-// As launch_gathered_forward() and launch_gathered_backward() in
-// attention/kernels/gathered_attention/tiles/gpu_launch.cuh.
+// As attention/kernels/gathered_attention/tiles/gpu_launch.cuh.
 template <EmulatedNumber kNumber, int kHeadDim>
 void run_forward(const GatheredParams& params) {
   using Thread = EmulatedThread<kNumber>;
-  using Shape = GatheredTilesShape<kHeadDim>;
-  run_kernel<GatheredTilesForward<Thread, kHeadDim>, Thread, Shape::kThreads>(params,
-                                                                              Shape::kForwardBytes);
+  run_kernel<Thread, GatheredTilesForward<Thread, kHeadDim>>(params);
 }
 template <EmulatedNumber kNumber, int kHeadDim>
 void run_backward(const GatheredParams& params) {
   using Thread = EmulatedThread<kNumber>;
-  using Shape = GatheredTilesShape<kHeadDim>;
-  run_kernel<GatheredTilesQueries<Thread, kHeadDim>, Thread, Shape::kThreads>(params,
-                                                                              Shape::kQueriesBytes);
-  run_kernel<GatheredTilesKeys<Thread, kHeadDim>, Thread, Shape::kThreads>(params,
-                                                                           Shape::kKeysBytes);
+  run_kernel<Thread, GatheredTilesQueries<Thread, kHeadDim>>(params);
+  run_kernel<Thread, GatheredTilesKeys<Thread, kHeadDim>>(params);
 }
 
 // Calls f with the emulated number and the compile-time head dim.
@@ -57,9 +51,7 @@ void with_kernel(const GatheredParams& params, Function f) {
       f.template operator()<EmulatedNumber::kBFloat16, kHeadDim>();
     }
   };
-  if (params.head_dim <= 64) return with_number.template operator()<64>();
-  if (params.head_dim <= 128) return with_number.template operator()<128>();
-  with_number.template operator()<256>();
+  with_head_dim(params.head_dim, with_number);
 }
 
 constexpr EmulatedTiles kTiles{

@@ -3,7 +3,7 @@
 
 namespace birkhoff {
 
-template void launch_gathered_forward_of<128>(const GatheredParams&, cudaStream_t);
-template void launch_gathered_backward_of<128>(const GatheredParams&, cudaStream_t);
+template void launch_gathered_tiles<128>(const GatheredParams&, cudaStream_t);
+template void launch_gathered_tiles_backward<128>(const GatheredParams&, cudaStream_t);
 
 }  // namespace birkhoff

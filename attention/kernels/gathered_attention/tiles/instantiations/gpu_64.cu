@@ -3,7 +3,7 @@
 
 namespace birkhoff {
 
-template void launch_gathered_forward_of<64>(const GatheredParams&, cudaStream_t);
-template void launch_gathered_backward_of<64>(const GatheredParams&, cudaStream_t);
+template void launch_gathered_tiles<64>(const GatheredParams&, cudaStream_t);
+template void launch_gathered_tiles_backward<64>(const GatheredParams&, cudaStream_t);
 
 }  // namespace birkhoff

@@ -19,13 +19,13 @@ class GpuThread {
   // truncated to 24 bits of the largest of them, and so is their sum.
   void multiply(float (&c)[4], const std::uint32_t (&a)[4], std::uint32_t b0,
                 std::uint32_t b1) const {
-    const unsigned thread = emulated::machine.thread,
+    const unsigned thread = emulated::machine.fibers.thread(),
                    first = thread / emulated::kWarp * emulated::kWarp;
     const unsigned lane = thread - first;
     // A lane is at most one operation ahead of the others, so two sets of operands suffice.
     Operands* lanes = operands[num_products[thread]++ % 2] + first;
     lanes[lane] = {{a[0], a[1], a[2], a[3]}, {b0, b1}};
-    emulated::wait(emulated::machine.warps[first / emulated::kWarp]);
+    emulated::wait_for_warp();
     for (unsigned i = 0; i < 4; ++i) {
       const unsigned row = lane / 4, half = i / 2, column = lane % 4 * 2 + i % 2;
       double addends[17] = {c[i]};

@@ -3,7 +3,8 @@
 // tests of what a kernel computes, on machines without a GPU; it shows some races, but no speed. A
 // test includes the .cu itself, with this folder ahead of the real launch.h in the search path, and
 // defines the array of dynamic shared memory that the .cu declares. What a kernel needs beyond this
-// is added here.
+// is added here. Kernels on tensor cores, whose thread is a template parameter, run on
+// tests/cluster/base/emulated_gpu.h, which checks their shared memory.
 #pragma once
 
 #include <algorithm>
@@ -11,9 +12,6 @@
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
-#include <functional>
-#include <memory>
-#include <numeric>
 #include <random>
 #include <vector>
 
@@ -28,8 +26,6 @@
 struct CUstream_st;
 using cudaStream_t = CUstream_st*;
 enum cudaError_t { cudaSuccess, cudaErrorInvalidValue };
-enum cudaDeviceAttr { cudaDevAttrMaxSharedMemoryPerBlockOptin };
-enum cudaFuncAttribute { cudaFuncAttributeMaxDynamicSharedMemorySize };
 struct alignas(8) float2 {
   float x, y;
 };
@@ -39,34 +35,12 @@ struct alignas(16) float4 {
 
 namespace birkhoff::emulated {
 
-inline constexpr int kWarp = 32;
-inline constexpr std::size_t kStackBytes = 1 << 16;
-
-struct Dim3 {
-  unsigned x = 1, y = 1, z = 1;
-  explicit Dim3(unsigned new_x) : x(new_x) {}
-};
-
-// Those who wait until all are there. A thread that has returned is waited for no more.
-struct Barrier {
-  unsigned expected = 0, arrived = 0, phase = 0;
-};
-
-struct Thread {
-  test::Fiber fiber{kStackBytes};
-  const Barrier* barrier = nullptr;  // where it waits for the end of `phase`
-  unsigned phase = 0;
-
-  bool waits() const { return barrier != nullptr && barrier->phase == phase; }
-};
+inline constexpr unsigned kWarp = test::FiberBlock::kWarp;
 
 struct Machine {
-  std::vector<std::unique_ptr<Thread>> threads;
-  std::vector<Barrier> warps;
+  test::FiberBlock fibers;           // of the block that runs
   std::vector<std::uint64_t> lanes;  // what shuffles exchange
-  Barrier block_barrier;
-  std::function<void()> body;
-  unsigned thread = 0, block = 0, block_size = 0;
+  unsigned block = 0;
   std::mt19937 draw;          // which thread comes next
   int shared_limit = 232448;  // of sm_90
 };
@@ -84,72 +58,24 @@ class SharedLimit {
   int before_;
 };
 
-inline void release_if_complete(Barrier& barrier) {
-  if (barrier.arrived < barrier.expected) return;
-  barrier.arrived = 0;
-  ++barrier.phase;
-}
-
-inline void wait(Barrier& barrier) {
-  Thread& thread = *machine.threads[machine.thread];
-  thread.barrier = &barrier;
-  thread.phase = barrier.phase;
-  ++barrier.arrived;
-  release_if_complete(barrier);
-  while (thread.waits()) thread.fiber.yield();
-}
-
-inline void run_thread() {
-  machine.body();
-  for (Barrier* barrier : {&machine.warps[machine.thread / kWarp], &machine.block_barrier}) {
-    --barrier->expected;
-    if (barrier->expected > 0) release_if_complete(*barrier);
-  }
-}
-
-inline void run_block() {
-  const unsigned size = machine.block_size;
-  machine.warps.assign((size + kWarp - 1) / kWarp, {});
-  machine.lanes.assign(size, 0);
-  machine.block_barrier = {.expected = size};
-  while (machine.threads.size() < size) machine.threads.push_back(std::make_unique<Thread>());
-  for (unsigned t = 0; t < size; ++t) {
-    ++machine.warps[t / kWarp].expected;
-    machine.threads[t]->barrier = nullptr;
-    machine.threads[t]->fiber.start(run_thread);
-  }
-  std::vector<unsigned> order(size);
-  std::iota(order.begin(), order.end(), 0u);
-  for (bool running = true; running;) {
-    running = false;
-    std::shuffle(order.begin(), order.end(), machine.draw);
-    for (const unsigned t : order) {
-      Thread& thread = *machine.threads[t];
-      if (thread.fiber.done()) continue;
-      running = true;
-      if (thread.waits()) continue;
-      machine.thread = t;
-      thread.fiber.resume();
-    }
-  }
-}
+inline void wait_for_warp() { machine.fibers.wait(machine.fibers.of_warp()); }
+inline void wait_for_block() { machine.fibers.wait(machine.fibers.of_block()); }
 
 struct Index {
   unsigned x;
 };
-inline Index thread_index() { return {machine.thread}; }
+inline Index thread_index() { return {machine.fibers.thread()}; }
 inline Index block_index() { return {machine.block}; }
 
 // The value of lane (mine ^ distance).
 template <typename T>
 T exchange(T value, int distance) {
   static_assert(sizeof(T) <= sizeof(std::uint64_t));
-  const unsigned thread = machine.thread;
-  Barrier& warp = machine.warps[thread / kWarp];
+  const unsigned thread = machine.fibers.thread();
   std::memcpy(&machine.lanes[thread], &value, sizeof(T));
-  wait(warp);
+  wait_for_warp();
   std::memcpy(&value, &machine.lanes[thread ^ static_cast<unsigned>(distance)], sizeof(T));
-  wait(warp);
+  wait_for_warp();
   return value;
 }
 
@@ -157,23 +83,21 @@ T exchange(T value, int distance) {
 template <typename T, typename Use>
 void read_lanes(T value, Use use) {
   static_assert(sizeof(T) <= sizeof(std::uint64_t));
-  const unsigned thread = machine.thread, first = thread / kWarp * kWarp;
-  Barrier& warp = machine.warps[thread / kWarp];
+  const unsigned thread = machine.fibers.thread(), first = thread / kWarp * kWarp;
   std::memcpy(&machine.lanes[thread], &value, sizeof(T));
-  wait(warp);
+  wait_for_warp();
   for (unsigned lane = 0; lane < kWarp; ++lane) {
     std::memcpy(&value, &machine.lanes[first + lane], sizeof(T));
     use(lane, value);
   }
-  wait(warp);
+  wait_for_warp();
 }
 
 }  // namespace birkhoff::emulated
 
-using dim3 = birkhoff::emulated::Dim3;
 #define threadIdx (birkhoff::emulated::thread_index())
 #define blockIdx (birkhoff::emulated::block_index())
-#define __syncthreads() birkhoff::emulated::wait(birkhoff::emulated::machine.block_barrier)
+#define __syncthreads() birkhoff::emulated::wait_for_block()
 
 inline float __fadd_rn(float a, float b) { return a + b; }
 inline float __fmul_rn(float a, float b) { return a * b; }
@@ -198,10 +122,7 @@ inline unsigned __match_any_sync(unsigned, int value) {
       value, [&](unsigned lane, int other) { lanes |= (other == value ? 1u : 0u) << lane; });
   return lanes;
 }
-inline void __syncwarp() {
-  using birkhoff::emulated::machine;
-  birkhoff::emulated::wait(machine.warps[machine.thread / birkhoff::emulated::kWarp]);
-}
+inline void __syncwarp() { birkhoff::emulated::wait_for_warp(); }
 inline int __popc(unsigned x) { return __builtin_popcount(x); }
 inline int __ffs(unsigned x) { return __builtin_ffs(static_cast<int>(x)); }
 inline unsigned __float_as_uint(float x) {
@@ -212,27 +133,19 @@ inline unsigned __float_as_uint(float x) {
 using std::max;
 using std::min;
 
-inline cudaError_t cudaGetDevice(int* device) {
-  *device = 0;
-  return cudaSuccess;
-}
-inline cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr, int) {
-  *value = birkhoff::emulated::machine.shared_limit;
-  return cudaSuccess;
-}
-inline cudaError_t cudaFuncSetAttribute(const void*, cudaFuncAttribute, int bytes) {
-  return bytes <= birkhoff::emulated::machine.shared_limit ? cudaSuccess
-                                                           : (std::abort(), cudaSuccess);
-}
-
 namespace birkhoff {
 
 inline void cuda_check(cudaError_t status, const char*) {
   if (status != cudaSuccess) std::abort();
 }
 
+inline std::size_t most_shared_bytes() {
+  return static_cast<std::size_t>(emulated::machine.shared_limit);
+}
+
 struct LaunchShape {
-  dim3 grid, block;
+  std::int64_t blocks;
+  int threads;
   cudaStream_t stream;
   std::size_t shared_bytes = 0;
 };
@@ -240,13 +153,15 @@ struct LaunchShape {
 template <typename... Parameters, typename... Arguments>
 void launch(const LaunchShape& shape, void (*kernel)(Parameters...), Arguments&&... arguments) {
   emulated::Machine& machine = emulated::machine;
-  if (shape.grid.x == 0 || shape.block.x == 0 || shape.block.x > 1024) std::abort();
-  if (shape.shared_bytes > static_cast<std::size_t>(machine.shared_limit)) std::abort();
-  machine.block_size = shape.block.x;
-  machine.body = [&] { kernel(arguments...); };
-  for (unsigned b = 0; b < shape.grid.x; ++b) {
-    machine.block = b;
-    emulated::run_block();
+  if (shape.blocks < 0 || shape.threads <= 0 || shape.threads > 1024) std::abort();
+  if (shape.shared_bytes > most_shared_bytes()) std::abort();
+  const auto threads = static_cast<unsigned>(shape.threads);
+  machine.lanes.assign(threads, 0);
+  for (machine.block = 0; machine.block < shape.blocks; ++machine.block) {
+    machine.fibers.run(
+        threads, /*leave=*/true,
+        [&](auto& order) { std::shuffle(order.begin(), order.end(), machine.draw); },
+        [&] { kernel(arguments...); });
   }
 }
 

@@ -1,4 +1,4 @@
-#include "runtime/tasks/text_targets.h"
+#include "runtime/tasks/targets.h"
 
 #include <fmt/format.h>
 
