@@ -13,10 +13,10 @@
 
 #include "cluster/base/cpu.h"
 #include "cluster/base/error.h"
+#include "cluster/base/files/checksum.h"
 #include "cluster/base/files/file.h"
 #include "launcher/app.h"
 #include "launcher/failure.h"
-#include "runtime/checkpoint/commit.h"
 
 namespace birkhoff {
 namespace {

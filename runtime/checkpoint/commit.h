@@ -22,8 +22,6 @@
 
 namespace birkhoff {
 
-class File;
-
 inline constexpr std::string_view kStepPrefix = "step-";
 inline constexpr std::string_view kReplacedPrefix = ".replaced-step-";
 inline constexpr std::string_view kAsidePrefix = ".tmp-";
