@@ -44,12 +44,13 @@ struct AttentionInput {
 struct AttentionOutput {
   // Rows without a visible key are 0; rows that see a NaN are NaN (attention/kernels/README.md).
   at::Tensor out_BHLD;
-  // Sums over the micro-batch, fp32 or wider: the sums that traits().figures name (0-dim) and, if
-  // the input has noise, the sums of the mechanism's statistics (Parameters::add_statistic), named
-  // without prefix. These have no gradient.
-  // "auxiliary_loss" [B] is differentiable and holds the sum over the tokens of each sample. A
-  // model weighs the samples and adds them to its loss, which is a sum over counted targets
-  // (models/losses/loss_sums.h).
+  // Sums over the micro-batch, fp32 or wider:
+  // - the sums that traits().figures name, 0-dim, without gradient;
+  // - if the input has noise, the sums of the mechanism's statistics (Parameters::add_statistic),
+  //   named without prefix, without gradient;
+  // - "auxiliary_loss" [B], differentiable: for each sample, the sum over its tokens. A model
+  //   weighs the samples and adds them to its loss, which is a sum over counted targets
+  //   (models/losses/loss_sums.h).
   NamedSums sums;
 };
 
@@ -94,7 +95,8 @@ struct MechanismTraits {
   bool unbounded = false;
   // Supports relative positions.
   bool takes_relative_positions = false;
-  // Which keys a query sees depends on query values. Grouped queries choose together.
+  // Which keys a query sees depends on query values. Query heads that share a key head choose
+  // together.
   bool chooses_keys = false;
   // Queries see keys of their clusters, which depend on the tokens' values.
   bool clusters = false;
@@ -114,8 +116,8 @@ class Mechanism {
   virtual AttentionOutput attend(const AttentionInput& in, Path limit) const = 0;
 
   virtual MechanismTraits traits() const = 0;
-  // bool [L, S]: the keys that a query may see in some input of these lengths (one document, no
-  // padding), including the keys of sorted blocks.
+  // bool [L, S]: true where the query sees the key in at least one input of these lengths (one
+  // document, no padding). Keys of sorted blocks count.
   virtual at::Tensor visible_keys(std::int64_t num_queries, std::int64_t num_keys) const = 0;
 
   // Twice the multiply-adds of the forward pass of one sequence of `num_tokens` (self-attention,

@@ -185,8 +185,8 @@ void CommandLine::add_plan() {
              "per-node network bandwidth in GB/s, each way");
   CLI::Option* faults = add_number(
       c, "--faults-per-day", plan_.faults_per_day, 0.0, 86400.0,
-      "predict goodput, the share of time spent in steps that count, at this failure rate "
-      "of the whole job");
+      "failures of the whole job per day, to predict goodput: the share of time spent in steps "
+      "that count");
   add_number(c, "--save-seconds", plan_.save_seconds, 0.0, 86400.0,
              "how long a save stalls training, in seconds")
       ->needs(faults);
@@ -278,7 +278,7 @@ void CommandLine::add_sample() {
   add_number(c, "--top-k", sample_.top_k, 0, 10'000'000,
              "sample from the k most likely tokens; 0 = all");
   add_number(c, "--top-p", sample_.top_p, 0.0, 1.0,
-             "of these, sample from the fewest whose probabilities add up to p; 1 = all");
+             "of the top k, sample from the fewest whose probabilities add up to p; 1 = all");
   add_number(c, "--seed", sample_.seed, 0, std::int64_t{1} << 62,
              "the same seed gives the same texts; a larger --samples only adds texts");
   add_device(c, sample_.device);

@@ -59,10 +59,10 @@ class Watchdog {
   // Call when the watching process itself was stopped for a while: all waiting times start again.
   void reset(double now);
 
-  // Warnings about lost ranks since the last call, one line per rank. A warning comes kWarningDelay
-  // after the loss. By then the other ranks wait for the lost one, and the operation that they wait
-  // in locates the loss more precisely than its last status does. Usually mpirun or srun then ends
-  // the job. If not, diagnosis() reports the loss kLossGrace after it.
+  // New warnings since the last call, one line for each lost rank. A warning comes kWarningDelay
+  // after the loss. By then the other ranks wait for the lost rank. The operation in which they
+  // wait locates the loss more precisely than the lost rank's last status. Usually mpirun or srun
+  // then ends the job. If neither does, diagnosis() reports the loss, kLossGrace after it happened.
   std::vector<std::string> warnings(double now);
   // nullopt while all is well.
   std::optional<Diagnosis> diagnosis(double now) const;
@@ -76,8 +76,8 @@ class Watchdog {
     double progressed = 0;             // when its progress last grew
     bool lost = false, reported = false;
   };
-  // The operation in which most ranks wait, except rank `except` (ties: the latest step), and these
-  // ranks.
+  // The operation in which most ranks wait, and these ranks. Rank `except` does not count. If
+  // several operations have equally many ranks, the one with the latest step.
   struct Wait {
     std::string place;
     std::vector<int> ranks;

@@ -1,5 +1,5 @@
-// manifest.json of a corpus: configs/schema/corpus_manifest.proto as
-// configs/loader/checksummed_json.h writes it. It is checked as a whole before its values are used
+// manifest.json of a corpus: the message of configs/schema/corpus_manifest.proto, as JSON with a
+// checksum (configs/loader/checksummed_json.h). It is checked as a whole before its values are used
 // to allocate or open anything.
 #pragma once
 
@@ -18,8 +18,8 @@ inline constexpr int kMaxClasses = 65536;
 
 // Whether the text can name a class: not empty, UTF-8, without control characters.
 bool is_class_name(std::string_view text);
-// The defect of a list of class names; empty if there is none. They must differ, and not be too
-// many.
+// The defect of a list of class names; empty if there is none. A list has at most kMaxClasses
+// names, all valid and all different.
 std::string class_names_defect(const google::protobuf::RepeatedPtrField<std::string>& names);
 
 // Parses and validates a manifest, but not the files that it names. `name` is the name of the file

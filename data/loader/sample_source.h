@@ -1,5 +1,5 @@
-// The samples of a split, numbered, which a loader reads. A task chooses the source; the loader
-// adds order, shares and threads (data/loader/loader.h).
+// The samples of a split, numbered from 0. A task chooses the source; the loader reads it and adds
+// order, shares and threads (data/loader/loader.h).
 #pragma once
 
 #include <cstdint>
@@ -18,7 +18,7 @@ class SampleSource {
 
   virtual ~SampleSource() = default;
 
-  // Samples of an epoch, at least 1: they are numbered from 0.
+  // The number of samples in an epoch, at least 1. They are numbered from 0.
   virtual std::int64_t num_samples() const = 0;
   // Allocates a batch; fill() sets its values.
   virtual Batch make_batch(std::int64_t rows) const = 0;

@@ -59,7 +59,7 @@ void CommandLine::add_bench_attention(CLI::App& bench) {
       "Only attention, on synthetic inputs, in one process. Checks its output and gradients "
       "against fp64, then\ncompares time and memory with the machine's limits, with LibTorch's "
       "operations for the same mechanism\n(composed: its fused operations; eager: plain ones), and "
-      "with its dense attention. References in Python:\ntests/bench/attention_peers.py.",
+      "with LibTorch's dense attention.\nReferences in Python: tests/bench/attention_peers.py.",
       "  birkhoff bench attention\n"
       "  birkhoff bench attention dense 'sinkhorn { block: 128 iterations: 8 }' --lengths "
       "1024,4096\n"

@@ -51,9 +51,9 @@ class CheckpointWriter {
   // commit). Only rank 0's header is used.
   void save(const CheckpointHeader& header, const std::vector<TensorPart>& shards);
   // Call between steps: ranks vote on a running save and commit it once all have written. Returns
-  // the folder committed in this call. A failed write throws here, on all ranks, an Error that
-  // names rank, file, call and cure (kStorage for the file system); earlier checkpoints are
-  // untouched then. Collective over world; no communication while no save runs.
+  // the folder committed in this call. If a write failed, this throws on all ranks an Error that
+  // names rank, file, call and cure (kStorage if the file system failed); earlier checkpoints stay
+  // as they were. Collective over world; no communication while no save runs.
   std::optional<std::filesystem::path> poll();
   // Waits, without spinning, until no save is running; returns the folder committed in this call.
   // Collective over world.
@@ -81,7 +81,7 @@ using CheckpointVerifier = std::function<std::string(const CheckpointFolder&)>;
 // The newest valid checkpoint in a run's `checkpoints` folder, fully verified (all hashes). A
 // damaged one is reported on stderr and the one before it is tried. Returns nullopt if the folder
 // never had a checkpoint; Error(kCheckpoint) if it had some but none is valid. Call it on one rank.
-// Local if `verify` is; if `verify` is empty, this process reads all files.
+// It communicates only if `verify` does; if `verify` is empty, this process reads all files.
 //
 // `set_aside`: for a run that resumes training. Damaged checkpoints are then renamed to
 // damaged-step-N, so that they are neither used nor lost. Checkpoints that earlier versions saved
@@ -93,8 +93,8 @@ std::optional<CheckpointFolder> find_newest_checkpoint(const std::filesystem::pa
 
 // Fills the shards' data from the checkpoint, whatever mesh wrote it; every byte read is checked.
 // Local. Error(kCheckpoint) with the tensor's name if a tensor is missing, surplus or mismatched. A
-// rank that holds no element of a tensor lists an empty shard of it, so that surplus tensors are
-// noticed.
+// tensor of the checkpoint that no shard names is surplus, so a rank that holds no element of a
+// tensor must list an empty shard of it.
 void load_checkpoint(const CheckpointFolder& checkpoint, std::vector<TensorPart>& shards);
 // Loads only a model (evaluation, sampling): tensors of the checkpoint that no shard names are
 // ignored.

@@ -89,8 +89,8 @@ class GradBuckets {
   std::vector<std::shared_ptr<void>> accumulators_;  // autograd nodes that hold our hooks
   std::vector<std::size_t> missing_;  // slots of each bucket whose gradient is not complete
   std::size_t num_launched_ = 0;      // the first num_launched_ buckets are being reduced
-  std::vector<std::unique_ptr<Work>> running_;  // their reductions, without virtual shards
-  std::vector<ShardReduction> shard_reductions_;
+  std::vector<std::unique_ptr<Work>> running_;    // their reductions, if no virtual shards
+  std::vector<ShardReduction> shard_reductions_;  // one for each bucket, if virtual shards
   bool sliced_ = false;
   bool reducing_ = false;
 };

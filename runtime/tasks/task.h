@@ -40,8 +40,8 @@ class Task {
   virtual std::unique_ptr<SampleSource> evaluation_source(const Corpus& corpus,
                                                           const std::string& split) const = 0;
 
-  // Tokens and targets of train.global_batch samples that depend only on train.seed, laid out like
-  // the loader's, on the CPU or the meta device. No sequence is padded.
+  // A batch of train.global_batch samples, laid out like a batch of the loader, on the CPU or the
+  // meta device. Its tokens and targets depend only on train.seed. No sequence is padded.
   virtual Batch synthetic_batch(std::int64_t vocabulary, at::Device device) const = 0;
 
   // Whether targets are the tokens of a text, so that figures count its bytes and words.

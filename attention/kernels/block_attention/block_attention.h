@@ -1,9 +1,9 @@
 // Block attention: the queries of each block attend to that block's own list of keys. Legend: B
 // batch (1 where all rows agree), H heads, L tokens, N blocks, b tokens per block, D head dim.
 //
-// Keys may have fewer heads than queries (Ainslie et al. 2023, "GQA"): of G query heads for each
-// key head, query head h reads key head h / G. Masks and biases belong to key heads. Keys are never
-// copied to query heads on the fused path.
+// Keys may have fewer heads than queries (Ainslie et al. 2023, "GQA"): with G query heads per key
+// head, query head h reads key head h / G. Masks and biases belong to key heads. The fused path
+// never copies keys to query heads.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -29,9 +29,10 @@ struct KeyBlocks {
   at::Tensor bias_BHNbb{};  // added to the logits of each offset, broadcastable; undefined: none
   // Block n has the tokens n b, n b + 1, ..: relative positions apply to these keys.
   bool in_place = false;
-  // [B, H, N]: instead of its own block, block n of queries sees block chosen_BHN[n] (int64) of k
-  // and v times weights_BHN[n] (in their dtype). The window must be the own block, and the keys are
-  // not in place. With weight 0 the keys are zeros, and there is no gradient. Undefined: the
+  // [B, H, N], chosen_BHN int64, weights_BHN in the dtype of k and v. Block n of queries does not
+  // see its own block of k and v, but block chosen_BHN[n], multiplied by weights_BHN[n]. The window
+  // must be the own block (offset 0), and in_place is false. If a weight is 0, queries see a block
+  // of zeros, and no gradient goes to the block or to the weight. Undefined: queries see the
   // window's blocks.
   at::Tensor chosen_BHN{}, weights_BHN{};
 };
@@ -50,14 +51,16 @@ KeyBlocks nearest_keys(const Blocks& blocks, const at::Tensor& k_BHLD, const at:
 
 struct BlockAttention {
   at::Tensor q_BHNbD;
-  std::vector<KeyBlocks> keys;  // all of one width, unless one_softmax
-  bool one_softmax = true;      // over all keys; else one per entry, with outputs added
+  // Unless one_softmax, the windows of all entries have the same number of blocks.
+  std::vector<KeyBlocks> keys;
+  // One softmax over the keys of all entries. Else one softmax per entry; their outputs are added.
+  bool one_softmax = true;
   float dropout = 0;
   std::optional<NoiseKey> noise;
   RelativePositions relative{};  // to keys that are in place
-  // [H], in q's dtype: a logit of each query head that takes part in every softmax, with value 0
-  // (Xiao et al. 2023, "Efficient Streaming Language Models with Attention Sinks", section 3.3).
-  // Undefined: none.
+  // [H], in q's dtype: for each query head, a logit that takes part in every softmax, as though it
+  // belonged to a key whose value vector is 0 (Xiao et al. 2023, "Efficient Streaming Language
+  // Models with Attention Sinks", section 3.3). Undefined: none.
   at::Tensor sink_H{};
 };
 

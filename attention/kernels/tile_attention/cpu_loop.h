@@ -21,14 +21,14 @@
 // lose the digits of large logits to rounding. A query without a visible key has out = 0, m = z = 0
 // and no gradient.
 //
-// NaN in q_i, or in the bias or in one of the visible keys of query i, makes s_ij, all of out_i and
-// z_i NaN (m_i is then 0); so does an s_ij that overflows. NaN in the values propagates as the
+// NaN in q_i, in a bias of query i or in a key that it sees makes s_ij NaN. If an s_ij is NaN or
+// overflows, all of out_i and z_i are NaN, and m_i is 0. NaN in the values propagates as the
 // formulas say. cpu_nan.h keeps NaN away from queries that do not see it. NaN in a sink or in a
 // table reaches all queries of its tile.
 //
 // T is float, double or Bf16. Sums have type Sum<T>, which is float for Bf16. With Bf16, s, m and z
-// are float. Only out and gradients are rounded to bf16, as well as p and ds if the instruction set
-// multiplies bf16.
+// are float; out and gradients are rounded to bf16. p and ds are rounded to bf16 only if the
+// instruction set multiplies bf16.
 #pragma once
 
 #include <cstddef>
@@ -39,24 +39,28 @@
 
 namespace birkhoff {
 
-// The stride of a table's rows, in the type of sums, if rows hold `size` elements.
+// The stride, in elements, of a table's rows of `size` elements of type Sum<T>: `size` rounded up
+// to a multiple of 128 bytes.
 template <typename T>
 constexpr int whole_columns(int size) {
   constexpr int kWhole = 128 / static_cast<int>(sizeof(Sum<T>));
   return (size + kWhole - 1) / kWhole * kWhole;
 }
 
-// The tables of relative positions, in the type of sums. Their rows are for the distances least,
-// least + 1, .. of a key from a query (its position less the query's), `num_distances` in all;
-// other distances are clipped to these. All rows are padded with zeros to whole_columns().
+// The tables of relative positions, in the type of sums. The distance of a key from a query is the
+// key's position less the query's. A table has a row for each of the `num_distances` distances
+// least, least + 1, ..; other distances are clipped to these. All rows are padded with zeros to
+// whole_columns().
 template <typename T>
 struct TileDistances {
   int least = 0, num_distances = 0;
   const Sum<T>*keys = nullptr, *keys_t = nullptr;      // [num_distances, D], [D, num_distances]
   const Sum<T>*values = nullptr, *values_t = nullptr;  // null: no vectors for values
-  // Backward adds sum_i ds_ir q_i and sum_i c_ir p_ir d_out_i to them, sums over the keys at
-  // distance r: the gradients, but for the factors `scale` and dropout's. As many rows as
-  // whole_columns(num_distances), padded like the tables.
+  // Backward adds sum_i ds_ir q_i to row r of d_keys and sum_i w_ir d_out_i to row r of d_values.
+  // ds_ir is the sum of ds_ij over the keys j at the distance of row r from query i; w_ir is the
+  // same sum of the kept p_ij. To get the gradients, the caller multiplies d_keys by `scale` and
+  // d_values by dropout's 1 / (1 - p). Both have whole_columns(num_distances) rows, padded like the
+  // tables' rows.
   Sum<T>*d_keys = nullptr, *d_values = nullptr;
 };
 
@@ -67,9 +71,10 @@ struct QueryTile {
   Rows<T> out;  // forward only
   // m and z [num_queries], written by forward, read by backward.
   Sum<T>*max = nullptr, *inverse_sum = nullptr;
-  // For a call whose keys are only a part of the softmax. Forward writes to out_sum instead of out
-  // if it is set. Backward takes m and z of the whole softmax, adds rest_i [num_queries] to the sum
-  // over j in ds_ij (null: 0), and adds to d_q_sum instead of writing d_q if it is set.
+  // For a call whose keys are only a part of the softmax. If out_sum is set, forward writes to it
+  // instead of out. Backward takes m and z of the whole softmax. It adds rest_i [num_queries] to
+  // sum_j p_ij d_p_ij in the formula of ds_ij (null: 0). If d_q_sum is set, backward adds to it
+  // instead of writing d_q.
   Rows<Sum<T>> out_sum, d_q_sum;
   const Sum<T>* rest = nullptr;
   // Relative positions, for tiles of keys that have positions. Null: none.
@@ -86,7 +91,7 @@ template <typename T>
 struct KeyTile {
   int num_keys = 0;  // <= kTile
   Rows<const T> k, v;
-  Sum<T> weight = 1;           // the formulas' k and v are these rows times it
+  Sum<T> weight = 1;           // in the formulas, k and v are these rows times `weight`
   double* d_weight = nullptr;  // backward adds to it; null: not wanted
   bool causal = false;         // query i of its tile sees keys j <= i of this tile
   // mask[i * mask_query_stride + j * mask_key_stride] != 0: key j is visible to query i. Null: all.
@@ -96,7 +101,7 @@ struct KeyTile {
   const T* bias = nullptr;
   std::ptrdiff_t bias_query_stride = 0, bias_key_stride = 0;
   const std::int32_t* positions = nullptr;  // of the keys; null: no relative positions
-  std::int64_t first_element = 0;           // noise element of query 0 and key 0, in their sample
+  std::int64_t first_element = 0;           // index of (query 0, key 0) in their sample's noise
   // The gradient of the bias is added to d_bias, whose strides may be 0. fp64, because these sums
   // cancel strongly. Null: not wanted.
   double* d_bias = nullptr;
@@ -125,13 +130,13 @@ struct TileShape {
 // say.
 enum class OnNaN { kStop, kGoOn };
 
-// Only the calling thread touches the tiles of a call; equal arguments give equal bits. `scratch`
-// has scratch_bytes(shape, num_key_tiles) bytes, aligned to 64, uninitialized; for forward,
+// A call runs on the calling thread only; equal arguments give equal bits. `scratch` has
+// scratch_bytes(shape, num_key_tiles) bytes, aligned to 64, uninitialized; for forward,
 // scratch_bytes(shape, 1) is enough.
 //
 // Both passes return true if they met no NaN. A pass that met NaN has multiplied masked keys, too,
-// by p = 0: its results may hold NaN of keys that a query does not see, or of queries that do not
-// see a key.
+// by p = 0. So NaN of a key may be in the results of a query that does not see this key, and NaN of
+// a query in the results of a key that this query does not see.
 template <typename T>
 struct TileKernels {
   std::size_t (*scratch_bytes)(const TileShape& shape, int num_key_tiles);
@@ -141,8 +146,8 @@ struct TileKernels {
                    int num_key_tiles, OnNaN on_nan, void* scratch);
   // Rounds contiguous sums [num_rows, head_dim] to rows of T.
   void (*write_rows)(const Sum<T>* sums, int num_rows, int head_dim, Rows<T> rows);
-  // y = exp(x). Relative error at most 2 eps (the type's distance from 1 to the next value) where
-  // exp(x) is a normal number and x <= 80; 0 below that range.
+  // y = exp(x). The relative error is at most 2 eps (the type's distance from 1 to the next value)
+  // where exp(x) is a normal number and x <= 80. Where exp(x) is smaller than that, y is 0.
   void (*exp)(const Sum<T>* x, Sum<T>* y, std::size_t n);
 };
 
