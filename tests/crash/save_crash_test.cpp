@@ -49,7 +49,7 @@ class SaveCrash : public testing::Test {
       CheckpointHeader header = make_header(0);
       header.set_run(run.id());
       const Reporter reporter;
-      RunCheckpoints checkpoints(writer, world, header, shards, /*newest=*/std::nullopt,
+      RunCheckpoints checkpoints(&writer, world, header, shards, /*newest=*/std::nullopt,
                                  world.rank() == 0 ? &run : nullptr, reporter);
       TrainState state;
       state.step = resume ? resume->manifest.step() : 0;
