@@ -4,9 +4,10 @@
 #include <google/protobuf/text_format.h>
 
 #include <algorithm>
-#include <charconv>
 #include <cmath>
+#include <optional>
 
+#include "cluster/base/text/number_text.h"
 #include "cluster/base/text/utf8.h"
 #include "configs/loader/config_io.h"
 #include "configs/loader/source_locations.h"
@@ -48,12 +49,10 @@ std::string unknown_field(const std::string& name, const std::string& where,
 }
 
 std::string plain_integer(const std::string& text) {
-  double value = 0;
-  const char* end = text.data() + text.size();
-  const auto [parsed, error] = std::from_chars(text.data(), end, value);
-  const bool whole = error == std::errc() && parsed == end && std::abs(value) <= 0x1p53 &&
-                     value == std::floor(value);
-  return whole && text.find_first_of("eE") != std::string::npos ? fmt::format("{:.0f}", value) : "";
+  const std::optional<double> value = parse_number<double>(text);
+  const bool whole = value && std::abs(*value) <= 0x1p53 && *value == std::floor(*value);
+  return whole && text.find_first_of("eE") != std::string::npos ? fmt::format("{:.0f}", *value)
+                                                                : "";
 }
 
 bool is_integer(const FieldDescriptor& field) {

@@ -3,12 +3,12 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <charconv>
 #include <optional>
 #include <string_view>
 
 #include "cluster/base/error.h"
 #include "cluster/base/files/file.h"
+#include "cluster/base/text/number_text.h"
 #include "cluster/base/text/plural.h"
 #include "configs/loader/message_text.h"
 #include "data/corpus/manifest.h"
@@ -30,9 +30,8 @@ void split_at_tabs(std::string_view line, std::vector<std::string_view>& values)
 std::size_t find_column(const std::string& column, const char* option,
                         const std::vector<std::string_view>& first, const std::string& place) {
   if (is_column_number(column)) {
-    std::size_t number = 0;
-    const auto read = std::from_chars(column.data(), column.data() + column.size(), number);
-    if (read.ec == std::errc() && number >= 1 && number <= first.size()) return number - 1;
+    const std::size_t number = parse_number<std::size_t>(column).value_or(0);
+    if (number >= 1 && number <= first.size()) return number - 1;
     fail(ExitCode::kUsage, "{}: {} {}: the line has {}; give a number from 1 to {}", place, option,
          column, counted(static_cast<std::int64_t>(first.size()), "column"), first.size());
   }

@@ -1,9 +1,9 @@
 #include "data/tokenizers/char_vocabulary.h"
 
 #include <algorithm>
-#include <charconv>
 
 #include "cluster/base/error.h"
+#include "cluster/base/text/number_text.h"
 #include "cluster/base/text/utf8.h"
 #include "configs/loader/message_text.h"
 #include "data/tokenizers/tokenizer_file.h"
@@ -124,13 +124,11 @@ std::unique_ptr<Tokenizer> make_char_tokenizer(const std::string& content, const
   }
   std::vector<std::uint32_t> code_points;
   while (position < content.size()) {
-    const std::string line = next_line();
-    std::uint32_t code_point = 0;
-    const auto result = std::from_chars(line.data(), line.data() + line.size(), code_point, 16);
+    // The maximum, which is no character, if the line is no number.
+    const auto code_point = parse_number<std::uint32_t>(next_line(), 16).value_or(UINT32_MAX);
     const bool ascending = code_points.empty() || code_points.back() < code_point;
     const bool character = code_point <= 0x10ffff && (code_point < 0xd800 || code_point > 0xdfff);
-    if (line.empty() || result.ec != std::errc() || result.ptr != line.data() + line.size() ||
-        !character || !ascending) {
+    if (!character || !ascending) {
       fail(ExitCode::kData,
            "{}:{}: an ascending hexadecimal code point expected; use an undamaged vocabulary file",
            file, line_number);

@@ -6,9 +6,22 @@
 #include <array>
 #include <charconv>
 #include <cmath>
+#include <optional>
 #include <string>
+#include <string_view>
+#include <system_error>
 
 namespace birkhoff {
+
+// The number that the whole text is, as std::from_chars reads it; nullopt if it is none or does not
+// fit the type. format: the base of an integer, or the std::chars_format of a float.
+template <typename Number, typename... Format>
+std::optional<Number> parse_number(std::string_view text, Format... format) {
+  Number number{};
+  const char* end = text.data() + text.size();
+  const auto [rest, error] = std::from_chars(text.data(), end, number, format...);
+  return error == std::errc() && rest == end ? std::optional(number) : std::nullopt;
+}
 
 // The value with that many decimals. A NaN is "nan" whatever its sign, which has no meaning.
 inline std::string fixed_text(double value, int decimals) {
