@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "attention/kernels/common/path.h"
+#include "configs/loader/message_text.h"
 #include "models/meta_operations.h"
 
 namespace birkhoff {
@@ -17,12 +18,6 @@ namespace {
 
 std::string range_text(std::int64_t first, std::int64_t last) {
   return first == last ? fmt::format("{}", first) : fmt::format("{} to {}", first, last);
-}
-
-std::string mechanism_name(const configs::Mechanism& mechanism) {
-  const auto* kind = mechanism.GetReflection()->GetOneofFieldDescriptor(
-      mechanism, mechanism.GetDescriptor()->oneof_decl(0));
-  return kind->name();
 }
 
 // "layers 0 to 3, 5", from ascending numbers.
@@ -49,7 +44,7 @@ std::vector<std::string> lines_of(const configs::Model& model, int entry,
     for (const PathTaken& taken : all) {
       if (taken.why.empty() || taken.caller != caller) continue;
       lines.push_back(fmt::format("{} {} ({}): {}", first == last ? "head" : "heads",
-                                  range_text(first, last), mechanism_name(group.mechanism()),
+                                  range_text(first, last), chosen_member(group.mechanism())->name(),
                                   describe(taken)));
     }
     first = last + 1;

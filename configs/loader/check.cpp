@@ -257,11 +257,7 @@ class ConsistencyCheck {
   }
 
   // The chosen member of train.optimizer; a resolved config always has one.
-  const FieldDescriptor& optimizer() const {
-    const auto& optimizer = config_.train().optimizer();
-    return *optimizer.GetReflection()->GetOneofFieldDescriptor(
-        optimizer, optimizer.GetDescriptor()->oneof_decl(0));
-  }
+  const FieldDescriptor& optimizer() const { return *chosen_member(config_.train().optimizer()); }
 
   // A graph replays the same launches in every step.
   void check_cuda_graph() const {
@@ -323,10 +319,8 @@ namespace {
 
 // The message of the chosen task; nullptr: none is chosen.
 const Message* chosen(const configs::Task& task) {
-  const auto& reflection = *task.GetReflection();
-  const FieldDescriptor* field =
-      reflection.GetOneofFieldDescriptor(task, task.GetDescriptor()->oneof_decl(0));
-  return field == nullptr ? nullptr : &reflection.GetMessage(task, field);
+  const FieldDescriptor* field = chosen_member(task);
+  return field == nullptr ? nullptr : &task.GetReflection()->GetMessage(task, field);
 }
 
 }  // namespace

@@ -67,6 +67,11 @@ std::string value_text(const Message& message, const FieldDescriptor* field, int
   return text;
 }
 
+const FieldDescriptor* chosen_member(const Message& message) {
+  return message.GetReflection()->GetOneofFieldDescriptor(message,
+                                                          message.GetDescriptor()->oneof_decl(0));
+}
+
 std::vector<const FieldDescriptor*> set_fields(const Message& message) {
   std::vector<const FieldDescriptor*> fields;
   message.GetReflection()->ListFields(message, &fields);

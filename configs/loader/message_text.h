@@ -20,6 +20,9 @@ std::string printable(std::string text);
 std::string value_text(const google::protobuf::Message& message,
                        const google::protobuf::FieldDescriptor* field, int index = -1);
 
+// The chosen member of the message's first oneof; null: none is chosen.
+const google::protobuf::FieldDescriptor* chosen_member(const google::protobuf::Message& message);
+
 // The fields that are set, in the order of their numbers.
 std::vector<const google::protobuf::FieldDescriptor*> set_fields(
     const google::protobuf::Message& message);

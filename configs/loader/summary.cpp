@@ -43,10 +43,8 @@ std::string changed_fields(const Message& message) {
 // defaults.
 std::string mechanism_text(const configs::HeadGroup& group) {
   const configs::Mechanism& mechanism = group.mechanism();
-  const auto& reflection = *mechanism.GetReflection();
-  const FieldDescriptor* kind =
-      reflection.GetOneofFieldDescriptor(mechanism, mechanism.GetDescriptor()->oneof_decl(0));
-  const Message& chosen = reflection.GetMessage(mechanism, kind);
+  const FieldDescriptor* kind = chosen_member(mechanism);
+  const Message& chosen = mechanism.GetReflection()->GetMessage(mechanism, kind);
   std::string text = kind->name();
   if (const std::string fields = changed_fields(chosen); !fields.empty()) {
     text += fmt::format(" {{ {} }}", fields);

@@ -18,9 +18,8 @@ using google::protobuf::Message;
 // The value of a field as a Condition names it.
 std::string named_value(const Message& message, const FieldDescriptor& field) {
   if (field.message_type() == nullptr) return value_text(message, &field);
-  const Message& choice = message.GetReflection()->GetMessage(message, &field);
-  const FieldDescriptor* chosen = choice.GetReflection()->GetOneofFieldDescriptor(
-      choice, choice.GetDescriptor()->oneof_decl(0));
+  const FieldDescriptor* chosen =
+      chosen_member(message.GetReflection()->GetMessage(message, &field));
   return chosen == nullptr ? "" : chosen->name();
 }
 
