@@ -35,9 +35,9 @@ class LabelledDocuments : public SampleSource {
 
   void fill(Batch& batch, const std::vector<Row>& rows) override {
     require(static_cast<std::int64_t>(rows.size()) == batch.size(), "one Row per row of the batch");
-    std::int64_t* tokens = data_of(batch, field::kInputs);
-    std::int64_t* lengths = data_of(batch, field::kLengths);
-    std::int64_t* labels = data_of(batch, field::kLabels);
+    auto* tokens = batch.at(field::kInputs).mutable_data_ptr<std::int64_t>();
+    auto* lengths = batch.at(field::kLengths).mutable_data_ptr<std::int64_t>();
+    auto* labels = batch.at(field::kLabels).mutable_data_ptr<std::int64_t>();
     auto* sample_ids = batch.sample_ids_B.mutable_data_ptr<std::int64_t>();
     for (const Row& row : rows) {
       const auto [begin, end] = texts_.document(row.sample);
@@ -52,10 +52,6 @@ class LabelledDocuments : public SampleSource {
   }
 
  private:
-  static std::int64_t* data_of(Batch& batch, std::string_view name) {
-    return batch.fields.find(name)->second.mutable_data_ptr<std::int64_t>();
-  }
-
   StreamReader texts_;
   LabelReader labels_;
   std::int64_t length_;

@@ -58,10 +58,14 @@ class TokenWindows : public SampleSource {
   // Pads rows after the end of the stream. The mask is 0 where there is no target.
   void fill(Batch& batch, const std::vector<Row>& rows) override {
     require(static_cast<std::int64_t>(rows.size()) == batch.size(), "one Row per row of the batch");
-    auto* tokens = data_of<std::int64_t>(batch, field::kInputs);  // and targets
-    auto* mask = data_of<std::uint8_t>(batch, field::kMask);
-    auto* segments = restart_ ? data_of<std::int32_t>(batch, field::kSegments) : nullptr;
-    auto* positions = restart_ ? data_of<std::int64_t>(batch, field::kPositions) : nullptr;
+    auto* tokens = batch.at(field::kInputs).mutable_data_ptr<std::int64_t>();  // and targets
+    auto* mask = batch.at(field::kMask).mutable_data_ptr<std::uint8_t>();
+    std::int32_t* segments = nullptr;
+    std::int64_t* positions = nullptr;
+    if (restart_) {
+      segments = batch.at(field::kSegments).mutable_data_ptr<std::int32_t>();
+      positions = batch.at(field::kPositions).mutable_data_ptr<std::int64_t>();
+    }
     auto* sample_ids = batch.sample_ids_B.mutable_data_ptr<std::int64_t>();
     for (std::size_t i = 0; i < rows.size(); ++i) {
       const std::int64_t first = first_token(rows[i]);
@@ -90,11 +94,6 @@ class TokenWindows : public SampleSource {
     // If the shifted last window would pass the end of the stream, it starts earlier and shares
     // tokens with its neighbor.
     return std::min(row.sample * length_ + shift_, last_first_);
-  }
-
-  template <typename T>
-  static T* data_of(Batch& batch, std::string_view name) {
-    return batch.fields.find(name)->second.mutable_data_ptr<T>();
   }
 
   void fill_documents(std::int64_t first, std::int64_t count, std::uint8_t* mask,
