@@ -200,7 +200,6 @@ class Preparation {
       std::optional<RecordWriter> labels;  // of tables
       std::optional<RecordWriter> unknown;
       TextCounter counter;
-      TokenCounts tokens;
       bool has_tokens = false;  // the current document
     };
     std::array<Output, 3> outputs;
@@ -231,7 +230,7 @@ class Preparation {
       std::string unknown;
       const auto ids = encoded(*tokenizer, document, text, offset, unknown);
       output.counter.add(text);
-      const auto back = output.tokens.add(*tokenizer, text, ids, unknown);
+      const auto back = output.counter.add_tokens(*tokenizer, text, ids, unknown);
       if (back && lost.empty()) {
         lost = fmt::format("in {} of {}, {}", counted(text.size(), "byte"), document.shown_path,
                            lost_text(text, *back));
@@ -266,7 +265,6 @@ class Preparation {
       auto unknown = outputs[split].unknown->finish();
       if (unknown.rows() > 0) *written.mutable_unknown_text() = std::move(unknown);
       *written.mutable_counts() = outputs[split].counter.counts();
-      outputs[split].tokens.write(*written.mutable_counts());
       if (written.counts().changed_bytes() > 0) {
         notes_.push_back(fmt::format(
             "warning: split {}: the tokens do not restore parts with {} of its {}, so its metrics "

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <iterator>
 
 #include "cluster/base/text/utf8.h"
 
@@ -56,28 +57,24 @@ void TextCounter::end_document() {
   in_word_ = line_has_word_ = false;
 }
 
-std::optional<std::string> TokenCounts::add(const Tokenizer& tokenizer, std::string_view text,
-                                            const std::vector<std::int32_t>& ids,
-                                            const std::string& unknown) {
+std::optional<std::string> TextCounter::add_tokens(const Tokenizer& tokenizer,
+                                                   std::string_view text,
+                                                   const std::vector<std::int32_t>& ids,
+                                                   const std::string& unknown) {
   const auto tokens = std::count(unknown.begin(), unknown.end(), Tokenizer::kEndOfUnknown);
-  unknown_tokens_ += tokens;
-  unknown_bytes_ += static_cast<std::int64_t>(unknown.size()) - tokens;
+  counts_.set_unknown_tokens(counts_.unknown_tokens() + tokens);
+  counts_.set_unknown_bytes(counts_.unknown_bytes() + std::ssize(unknown) - tokens);
+  counts_.set_changed_bytes(counts_.changed_bytes());  // 0 is written, too
+  counts_.set_added_spaces(counts_.added_spaces());
   if (!tokenizer.may_change_text()) return std::nullopt;
   std::string back = text_of(tokenizer, ids, unknown);
   if (back == text) return std::nullopt;
   if (back.starts_with(' ') && std::string_view(back).substr(1) == text) {
-    ++added_spaces_;
+    counts_.set_added_spaces(counts_.added_spaces() + 1);
     return std::nullopt;
   }
-  changed_bytes_ += static_cast<std::int64_t>(text.size());
+  counts_.set_changed_bytes(counts_.changed_bytes() + std::ssize(text));
   return back;
-}
-
-void TokenCounts::write(configs::CorpusManifest::Counts& counts) const {
-  counts.set_unknown_tokens(unknown_tokens_);
-  counts.set_unknown_bytes(unknown_bytes_);
-  counts.set_changed_bytes(changed_bytes_);
-  counts.set_added_spaces(added_spaces_);
 }
 
 std::string lost_text(std::string_view text, std::string_view back) {

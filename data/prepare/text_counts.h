@@ -18,26 +18,19 @@ namespace birkhoff {
 class TextCounter {
  public:
   void add(std::string_view text);
+  // Counts the tokens of a text that are the unknown id, and the text if it does not come back from
+  // its tokens: sets unknown_tokens and the fields after it. ids, unknown: what the tokenizer
+  // returns for the text. Returns the text that comes back from them if it differs by more than a
+  // space in front.
+  std::optional<std::string> add_tokens(const Tokenizer& tokenizer, std::string_view text,
+                                        const std::vector<std::int32_t>& ids,
+                                        const std::string& unknown);
   void end_document();
   const configs::CorpusManifest::Counts& counts() const { return counts_; }
 
  private:
   configs::CorpusManifest::Counts counts_;
   bool in_word_ = false, line_has_word_ = false;
-};
-
-// Counts the tokens that are the unknown id, and text that does not come back from its tokens.
-class TokenCounts {
- public:
-  // ids, unknown: what the tokenizer returns for the text. Returns the text that comes back from
-  // them if it differs by more than a space in front.
-  std::optional<std::string> add(const Tokenizer& tokenizer, std::string_view text,
-                                 const std::vector<std::int32_t>& ids, const std::string& unknown);
-  // Sets unknown_tokens and the fields after it.
-  void write(configs::CorpusManifest::Counts& counts) const;
-
- private:
-  std::int64_t unknown_tokens_ = 0, unknown_bytes_ = 0, changed_bytes_ = 0, added_spaces_ = 0;
 };
 
 // The difference between a text and the decoded text of its tokens: "newlines 12 -> 0, spaces 90 ->
