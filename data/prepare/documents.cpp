@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <filesystem>
 #include <map>
 #include <utility>
 
@@ -28,11 +29,6 @@ bool is_corpus_manifest(const std::string& path) {
 
 std::string modification_time(const struct stat& info) {
   return fmt::format("{}.{:09}", info.st_mtim.tv_sec, info.st_mtim.tv_nsec);
-}
-
-std::string base_name(const std::string& path) {
-  const std::size_t slash = path.rfind('/');
-  return slash == std::string::npos ? path : path.substr(slash + 1);
 }
 
 class Walk {
@@ -93,7 +89,8 @@ class Walk {
     if (S_ISDIR(info.st_mode)) {
       folder(input.path, "");
     } else {
-      file(input.path, input.path, base_name(input.path), info.st_size, modification_time(info));
+      file(input.path, input.path, std::filesystem::path(input.path).filename().string(),
+           info.st_size, modification_time(info));
     }
   }
 

@@ -7,46 +7,39 @@
 namespace birkhoff {
 namespace {
 
-struct Compression {
-  std::string_view start;  // the first bytes of a file
+using namespace std::string_view_literals;
+
+struct Packing {
   const char* name;
-  const char* reader;  // the command that prints the text of such a file
+  const char* reader;      // the command that prints the text of such a file
+  std::string_view start;  // the first bytes of a file
+  std::string_view or_start = start;
 };
-constexpr Compression kCompressions[] = {
-    {"\x1f\x8b", "gzip", "zcat"},
-    {"\x28\xb5\x2f\xfd", "zstd", "zstdcat"},
-    {"BZh91AY&SY", "bzip2", "bzcat"},
-    {"\xfd"
-     "7zXZ",
-     "xz", "xzcat"},
-    {"PK\x03\x04", "zip", "unzip -p"},
-};
-constexpr std::size_t kUtf16 = std::size(kCompressions), kUtf32 = kUtf16 + 1,
-                      kByteOrderMark = kUtf16 + 2, kBinary = kUtf16 + 3;
+constexpr Packing kPackings[] = {
+    {"gzip data", "zcat", "\x1f\x8b"},
+    {"zstd data", "zstdcat", "\x28\xb5\x2f\xfd"},
+    {"bzip2 data", "bzcat", "BZh91AY&SY"},
+    {"xz data", "xzcat",
+     "\xfd"
+     "7zXZ"},
+    {"zip data", "unzip -p", "PK\x03\x04"},
+    {"UTF-16", "iconv -f UTF-16 -t UTF-8", "\xff\xfe", "\xfe\xff"},
+    {"UTF-32", "iconv -f UTF-32 -t UTF-8", "\xff\xfe\0\0"sv, "\0\0\xfe\xff"sv}};
+constexpr std::size_t kByteOrderMark = std::size(kPackings), kBinary = kByteOrderMark + 1;
 
-// Index in kCompressions, kUtf16, kUtf32, or kBinary for none of them.
+// Index in kPackings, or kBinary for none of them.
 std::size_t kind_of(std::string_view start) {
-  using namespace std::string_view_literals;
-  for (std::size_t kind = 0; kind < std::size(kCompressions); ++kind) {
-    if (start.starts_with(kCompressions[kind].start)) return kind;
+  // From the end: UTF-32's little-endian mark begins with UTF-16's, whose texts hold no NUL.
+  for (std::size_t kind = std::size(kPackings); kind-- > 0;) {
+    const Packing& packing = kPackings[kind];
+    if (start.starts_with(packing.start) || start.starts_with(packing.or_start)) return kind;
   }
-  // UTF-32's little-endian mark begins with UTF-16's, whose texts hold no NUL.
-  if (start.starts_with("\xff\xfe\0\0"sv) || start.starts_with("\0\0\xfe\xff"sv)) return kUtf32;
-  const bool is_utf16 = start.starts_with("\xff\xfe") || start.starts_with("\xfe\xff");
-  return is_utf16 ? kUtf16 : kBinary;
-}
-
-std::string name_of(std::size_t kind) {
-  if (kind == kUtf16) return "UTF-16";
-  if (kind == kUtf32) return "UTF-32";
-  return fmt::format("{} data", kCompressions[kind].name);
+  return kBinary;
 }
 
 std::string pipe_of(std::size_t kind, const std::string& path) {
-  const std::string reader = kind < std::size(kCompressions)
-                                 ? kCompressions[kind].reader
-                                 : fmt::format("iconv -f {} -t UTF-8", name_of(kind));
-  return fmt::format("{} {}| birkhoff ... -", reader, path == kStandardInput ? "" : path + " ");
+  return fmt::format("{} {}| birkhoff ... -", kPackings[kind].reader,
+                     path == kStandardInput ? "" : path + " ");
 }
 
 }  // namespace
@@ -55,7 +48,7 @@ void require_not_packed(const std::string& shown_path, std::string_view start) {
   const std::size_t kind = kind_of(start);
   if (kind == kBinary) return;
   fail(ExitCode::kData, "{}: holds {}, not UTF-8 text, from byte 0 on; give its text: {}",
-       shown_path, name_of(kind), pipe_of(kind, shown_path));
+       shown_path, kPackings[kind].name, pipe_of(kind, shown_path));
 }
 
 void TextChecker::note(std::size_t kind, const Document& document) {
@@ -120,8 +113,8 @@ std::vector<std::string> TextChecker::notes() const {
           fmt::format("warning: {} with NUL bytes, which text does not have ({})", count, first));
     } else {
       lines.push_back(fmt::format("warning: {} of {}, used as {} ({}); to use the text: {}", count,
-                                  name_of(kind), seen.documents == 1 ? "it is" : "they are", first,
-                                  pipe_of(kind, seen.first)));
+                                  kPackings[kind].name, seen.documents == 1 ? "it is" : "they are",
+                                  first, pipe_of(kind, seen.first)));
     }
   }
   return lines;
