@@ -1,6 +1,7 @@
 #include "data/tokenizers/word_vocabulary.h"
 
 #include <algorithm>
+#include <iterator>
 #include <optional>
 #include <vector>
 
@@ -22,21 +23,20 @@ bool is_word_character(char c) {
          static_cast<unsigned char>(c) >= 0x80;
 }
 
+// A backslash and the letter are written for the character.
+struct Escape {
+  char character, letter;
+};
+constexpr Escape kEscapes[] = {{'\n', 'n'}, {'\r', 'r'}, {'\\', '\\'}};
+
 std::string escape(std::string_view word) {
   std::string line;
   for (const char c : word) {
-    switch (c) {
-      case '\n':
-        line += "\\n";
-        break;
-      case '\r':
-        line += "\\r";
-        break;
-      case '\\':
-        line += "\\\\";
-        break;
-      default:
-        line += c;
+    const auto* found = std::ranges::find(kEscapes, c, &Escape::character);
+    if (found == std::end(kEscapes)) {
+      line += c;
+    } else {
+      line += {'\\', found->letter};
     }
   }
   return line;
@@ -51,15 +51,9 @@ std::string unescape(std::string_view line) {
       continue;
     }
     if (++i == line.size()) return {};
-    if (line[i] == 'n') {
-      word += '\n';
-    } else if (line[i] == 'r') {
-      word += '\r';
-    } else if (line[i] == '\\') {
-      word += '\\';
-    } else {
-      return {};
-    }
+    const auto* found = std::ranges::find(kEscapes, line[i], &Escape::letter);
+    if (found == std::end(kEscapes)) return {};
+    word += found->character;
   }
   return word;
 }

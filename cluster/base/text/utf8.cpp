@@ -55,21 +55,11 @@ std::size_t complete_utf8(std::string_view text) {
 
 void append_utf8(std::uint32_t code_point, std::string& text) {
   require(code_point <= 0x10ffff, "code point");
-  const auto add = [&text](std::uint32_t byte) { text += static_cast<char>(byte); };
-  if (code_point < 0x80) {
-    add(code_point);
-  } else if (code_point < 0x800) {
-    add(0xc0 | code_point >> 6);
-    add(0x80 | (code_point & 0x3f));
-  } else if (code_point < 0x10000) {
-    add(0xe0 | code_point >> 12);
-    add(0x80 | (code_point >> 6 & 0x3f));
-    add(0x80 | (code_point & 0x3f));
-  } else {
-    add(0xf0 | code_point >> 18);
-    add(0x80 | (code_point >> 12 & 0x3f));
-    add(0x80 | (code_point >> 6 & 0x3f));
-    add(0x80 | (code_point & 0x3f));
+  const int further = code_point < 0x80 ? 0 : code_point < 0x800 ? 1 : code_point < 0x10000 ? 2 : 3;
+  constexpr std::array<std::uint32_t, 4> kMarks = {0, 0xc0, 0xe0, 0xf0};  // by `further` bytes
+  text += static_cast<char>(kMarks[static_cast<std::size_t>(further)] | code_point >> 6 * further);
+  for (int shift = 6 * (further - 1); shift >= 0; shift -= 6) {
+    text += static_cast<char>(0x80 | (code_point >> shift & 0x3f));
   }
 }
 
