@@ -4,6 +4,7 @@
 #include <sentencepiece_trainer.h>
 
 #include <algorithm>
+#include <utility>
 
 #include "cluster/base/error.h"
 #include "cluster/base/files/sandboxed_child.h"
@@ -18,42 +19,37 @@ namespace {
 // Longer lines are cut: the trainer's time grows with the square of a line's length.
 constexpr std::size_t kMaxTrainingLineBytes = 2048;
 
-void load(sentencepiece::SentencePieceProcessor& processor, const std::string& content,
-          const std::string& file) {
-  const auto status = processor.LoadFromSerializedProto(content);
+using Processor = std::unique_ptr<sentencepiece::SentencePieceProcessor>;
+
+Processor load(const std::string& content, const std::string& file) {
+  auto processor = std::make_unique<sentencepiece::SentencePieceProcessor>();
+  const auto status = processor->LoadFromSerializedProto(content);
   if (!status.ok()) {
     fail(ExitCode::kData, "{}: not a SentencePiece model ({}); give an undamaged one", file,
          printable(status.ToString()));
   }
-}
-
-std::int64_t num_pieces_of(const std::string& content, const std::string& file) {
-  sentencepiece::SentencePieceProcessor processor;
-  load(processor, content, file);
-  return processor.GetPieceSize();
+  return processor;
 }
 
 class SubwordTokenizer final : public Tokenizer {
  public:
-  SubwordTokenizer(const std::string& content, const std::string& file, std::int64_t vocabulary)
-      : Tokenizer(file, num_pieces_of(content, file), vocabulary) {
-    load(processor_, content, file);
-  }
+  SubwordTokenizer(Processor processor, const std::string& file, std::int64_t vocabulary)
+      : Tokenizer(file, processor->GetPieceSize(), vocabulary), processor_(std::move(processor)) {}
 
   std::vector<std::int32_t> encode(std::string_view text,
                                    std::string* unknown_text) const override {
     if (unknown_text == nullptr) {
       std::vector<int> ids;
-      const auto status = processor_.Encode({text.data(), text.size()}, &ids);
+      const auto status = processor_->Encode({text.data(), text.size()}, &ids);
       require(status.ok(), "SentencePiece encodes any text");
       return {ids.begin(), ids.end()};
     }
-    const auto encoded = processor_.EncodeAsImmutableProto({text.data(), text.size()});
+    const auto encoded = processor_->EncodeAsImmutableProto({text.data(), text.size()});
     std::vector<std::int32_t> ids;
     ids.reserve(encoded.pieces_size());
     for (const auto& piece : encoded.pieces()) {  // views of `encoded`
       ids.push_back(static_cast<std::int32_t>(piece.id()));
-      if (ids.back() == processor_.unk_id()) *unknown_text += piece.surface() + kEndOfUnknown;
+      if (ids.back() == processor_->unk_id()) *unknown_text += piece.surface() + kEndOfUnknown;
     }
     return ids;
   }
@@ -61,24 +57,25 @@ class SubwordTokenizer final : public Tokenizer {
   bool may_change_text() const override { return true; }
 
   std::optional<char> byte_of(std::int32_t id) const override {
-    if (id >= processor_.GetPieceSize() || !processor_.IsByte(id)) return std::nullopt;
-    const std::string& piece = processor_.IdToPiece(id);  // "<0xE4>", which the library has checked
+    if (id >= processor_->GetPieceSize() || !processor_->IsByte(id)) return std::nullopt;
+    // "<0xE4>", which the library has checked.
+    const std::string& piece = processor_->IdToPiece(id);
     return static_cast<char>(std::stoi(piece.substr(3, 2), nullptr, 16));
   }
 
  protected:
   std::string decode_pieces(const std::vector<std::int32_t>& ids) const override {
     std::string text;
-    const auto status = processor_.Decode(std::vector<int>(ids.begin(), ids.end()), &text);
+    const auto status = processor_->Decode(std::vector<int>(ids.begin(), ids.end()), &text);
     require(status.ok(), "SentencePiece decodes ids below its vocabulary");
     return text;
   }
   std::optional<std::string> piece(std::int32_t id) const override {
-    if (processor_.IsUnknown(id)) return std::nullopt;
-    if (processor_.IsControl(id)) return "";
+    if (processor_->IsUnknown(id)) return std::nullopt;
+    if (processor_->IsControl(id)) return "";
     if (const std::optional<char> byte = byte_of(id)) return std::string(1, *byte);
     constexpr std::string_view kSpace = "\u2581";
-    const std::string& marked = processor_.IdToPiece(id);
+    const std::string& marked = processor_->IdToPiece(id);
     std::string text;
     for (std::size_t at = 0; at < marked.size();) {
       const bool space = marked.compare(at, kSpace.size(), kSpace) == 0;
@@ -89,7 +86,7 @@ class SubwordTokenizer final : public Tokenizer {
   }
 
  private:
-  sentencepiece::SentencePieceProcessor processor_;
+  const Processor processor_;
 };
 
 class LineIterator final : public sentencepiece::SentenceIterator {
@@ -110,24 +107,22 @@ class LineIterator final : public sentencepiece::SentenceIterator {
 std::unique_ptr<Tokenizer> make_sentencepiece_tokenizer(const std::string& content,
                                                         const std::string& file,
                                                         std::int64_t vocabulary) {
-  return std::make_unique<SubwordTokenizer>(content, file, vocabulary);
+  return std::make_unique<SubwordTokenizer>(load(content, file), file, vocabulary);
 }
 
 SentencePieceModel check_sentencepiece_model(const std::string& content, const std::string& file) {
   run_limited(file, [&] {
-    sentencepiece::SentencePieceProcessor processor;
-    load(processor, content, file);
+    const Processor processor = load(content, file);
     std::vector<int> ids;
     std::string text;
     const bool works =
-        processor.Encode("A line of text.", &ids).ok() && processor.Decode(ids, &text).ok();
+        processor->Encode("A line of text.", &ids).ok() && processor->Decode(ids, &text).ok();
     if (!works)
       fail(ExitCode::kData,
            "{}: the SentencePiece model cannot encode a line; give an undamaged one", file);
   });
-  sentencepiece::SentencePieceProcessor processor;
-  load(processor, content, file);
-  return {processor.GetPieceSize(), processor.eos_id()};
+  const Processor processor = load(content, file);
+  return {processor->GetPieceSize(), processor->eos_id()};
 }
 
 void LineSampler::add(std::string_view text) {
