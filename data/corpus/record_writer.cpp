@@ -35,7 +35,7 @@ void RecordWriter::append(const void* rows, std::int64_t count) {
 void RecordWriter::write_rows() {
   const std::string file =
       fmt::format("{}-{}-{:05}.h5", split_, entry_.name(), entry_.shard_size());
-  *entry_.add_shard() = write_shard(folder_, file, entry_, values_);
+  *entry_.add_shard() = write_shard(folder_, file, entry_, values_, nullptr);
   values_.clear();
 }
 

@@ -70,9 +70,26 @@ Hdf5DataSet page_crcs_set(const CorpusManifest::Shard& shard) {
           shard.page_crcs_offset()};
 }
 
-// ends: nullptr: a record has none.
+}  // namespace
+
+std::vector<Hdf5DataSet> shard_data_sets(const CorpusManifest::Shard& shard,
+                                         const CorpusManifest::Stream& stream) {
+  return {values_set(shard, stream, shard_format::kValues),
+          {shard_format::kDocumentEnds,
+           Hdf5Type::kU64,
+           {shard.documents()},
+           nullptr,
+           shard.documents_offset()},
+          page_crcs_set(shard)};
+}
+
+std::vector<Hdf5DataSet> shard_data_sets(const CorpusManifest::Shard& shard,
+                                         const CorpusManifest::Record& record) {
+  return {values_set(shard, record, shard_format::kRecordValues), page_crcs_set(shard)};
+}
+
 template <typename Array>
-CorpusManifest::Shard write_array(const std::string& folder, const std::string& file,
+CorpusManifest::Shard write_shard(const std::string& folder, const std::string& file,
                                   const Array& array, const std::vector<char>& values,
                                   const std::vector<std::uint64_t>* ends) {
   const auto values_bytes = static_cast<std::int64_t>(values.size());
@@ -106,35 +123,11 @@ CorpusManifest::Shard write_array(const std::string& folder, const std::string& 
   return shard;
 }
 
-}  // namespace
-
-std::vector<Hdf5DataSet> shard_data_sets(const CorpusManifest::Shard& shard,
-                                         const CorpusManifest::Stream& stream) {
-  return {values_set(shard, stream, shard_format::kValues),
-          {shard_format::kDocumentEnds,
-           Hdf5Type::kU64,
-           {shard.documents()},
-           nullptr,
-           shard.documents_offset()},
-          page_crcs_set(shard)};
-}
-
-std::vector<Hdf5DataSet> shard_data_sets(const CorpusManifest::Shard& shard,
-                                         const CorpusManifest::Record& record) {
-  return {values_set(shard, record, shard_format::kRecordValues), page_crcs_set(shard)};
-}
-
-CorpusManifest::Shard write_shard(const std::string& folder, const std::string& file,
-                                  const CorpusManifest::Stream& stream,
-                                  const std::vector<char>& values,
-                                  const std::vector<std::uint64_t>& ends) {
-  return write_array(folder, file, stream, values, &ends);
-}
-
-CorpusManifest::Shard write_shard(const std::string& folder, const std::string& file,
-                                  const CorpusManifest::Record& record,
-                                  const std::vector<char>& values) {
-  return write_array(folder, file, record, values, nullptr);
-}
+template CorpusManifest::Shard write_shard(const std::string&, const std::string&,
+                                           const CorpusManifest::Stream&, const std::vector<char>&,
+                                           const std::vector<std::uint64_t>*);
+template CorpusManifest::Shard write_shard(const std::string&, const std::string&,
+                                           const CorpusManifest::Record&, const std::vector<char>&,
+                                           const std::vector<std::uint64_t>*);
 
 }  // namespace birkhoff

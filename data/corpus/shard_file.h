@@ -18,13 +18,11 @@ std::vector<Hdf5DataSet> shard_data_sets(const configs::CorpusManifest::Shard& s
                                          const configs::CorpusManifest::Record& record);
 
 // Writes folder/file, replacing an existing file, and returns its entry. values: the bytes of the
-// elements or rows. ends: the ends of the documents that end in the shard.
+// elements of a stream or the rows of a record (Array). ends: the ends of the documents that end in
+// the shard; null for a record.
+template <typename Array>
 configs::CorpusManifest::Shard write_shard(const std::string& folder, const std::string& file,
-                                           const configs::CorpusManifest::Stream& stream,
-                                           const std::vector<char>& values,
-                                           const std::vector<std::uint64_t>& ends);
-configs::CorpusManifest::Shard write_shard(const std::string& folder, const std::string& file,
-                                           const configs::CorpusManifest::Record& record,
-                                           const std::vector<char>& values);
+                                           const Array& array, const std::vector<char>& values,
+                                           const std::vector<std::uint64_t>* ends);
 
 }  // namespace birkhoff

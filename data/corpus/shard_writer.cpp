@@ -59,7 +59,7 @@ void StreamWriter::end_document() {
 void StreamWriter::write_tokens() {
   const std::string file =
       fmt::format("{}-{}-{:05}.h5", split_, entry_.name(), entry_.shard_size());
-  const CorpusManifest::Shard shard = write_shard(folder_, file, entry_, values_, ends_);
+  const CorpusManifest::Shard shard = write_shard(folder_, file, entry_, values_, &ends_);
   *entry_.add_shard() = shard;
   entry_.set_elements(entry_.elements() + shard.elements());
   entry_.set_documents(entry_.documents() + shard.documents());
