@@ -6,6 +6,7 @@
 #include <cmath>
 
 #include "attention/kernels/block_pool/block_pool.h"
+#include "attention/kernels/common/masked_softmax.h"
 #include "cluster/base/error.h"
 #include "configs/schema/attention.pb.h"
 
@@ -19,18 +20,14 @@ at::ScalarType feature_type(const at::Tensor& x) {
 }
 at::Tensor widened(const at::Tensor& x) { return x.to(feature_type(x)); }
 
-at::Tensor both(const at::Tensor& a, const at::Tensor& b) {
-  if (!a.defined()) return b;
-  return b.defined() ? at::logical_and(a, b) : a;
-}
-
 // ---- The tokens to pool.
 
 // The valid tokens of each block that are in the same document as the block's token `anchor`.
 at::Tensor with_document_of(const Blocks& blocks, std::int64_t anchor) {
   const at::Tensor& segments_BNb = blocks.segments_BNb();
   if (!segments_BNb.defined()) return blocks.valid_BNb();
-  return both(blocks.valid_BNb(), segments_BNb == segments_BNb.select(2, anchor).unsqueeze(2));
+  return and_defined(blocks.valid_BNb(),
+                     segments_BNb == segments_BNb.select(2, anchor).unsqueeze(2));
 }
 
 // The document of each block's token `anchor`.

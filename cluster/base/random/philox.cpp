@@ -105,18 +105,13 @@ template <typename Map>
 }
 #endif
 template <typename Map>
-void fill_portable(const RowPart& part, float* out, Map map) {
-  fill(part, out, map);
-}
-
-template <typename Map>
 void fill_dispatched(const RowPart& part, float* out, Map map) {
 #if defined(__x86_64__)
   const InstructionSet set = instruction_set();
   if (set >= InstructionSet::kAvx512) return fill_avx512(part, out, map);
   if (set == InstructionSet::kAvx2) return fill_avx2(part, out, map);
 #endif
-  fill_portable(part, out, map);
+  fill(part, out, map);
 }
 
 void set_map(PhiloxParams& params, Uniform) { params.is_mask = false; }
