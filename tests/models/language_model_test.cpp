@@ -11,8 +11,8 @@
 #include "configs/schema/config.pb.h"
 #include "model_fixture.h"
 #include "models/describe.h"
+#include "models/embeddings/token_embedding.h"
 #include "models/transformer/layers.h"
-#include "models/transformer/sinusoid.h"
 #include "runtime/tasks/task.h"
 #include "tests/sanitized.h"
 
