@@ -179,7 +179,9 @@ double Stack::forward_flops(std::int64_t num_tokens) const {
 std::vector<Figure> Stack::figures() const {
   std::vector<Figure> result;
   for (const TransformerLayer& layer : layers_) {
-    for (Figure& figure : layer.figures()) result.push_back(std::move(figure));
+    for (const MultiHeadAttention* attention : layer.attentions()) {
+      for (Figure& figure : attention->figures()) result.push_back(std::move(figure));
+    }
   }
   return result;
 }
@@ -187,7 +189,9 @@ std::vector<Figure> Stack::figures() const {
 std::vector<std::string> Stack::warnings() const {
   std::vector<std::string> result;
   for (const TransformerLayer& layer : layers_) {
-    for (std::string& warning : layer.warnings()) result.push_back(std::move(warning));
+    for (const MultiHeadAttention* attention : layer.attentions()) {
+      for (std::string& warning : attention->warnings()) result.push_back(std::move(warning));
+    }
   }
   return result;
 }

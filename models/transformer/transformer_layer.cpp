@@ -11,33 +11,37 @@ std::string layer_name(StackRole role, std::int64_t number) {
   return stack_prefix(role) + "blocks." + std::to_string(number);
 }
 
-MultiHeadAttention make_attention(const configs::Model& config, StackRole role, std::int64_t number,
-                                  std::int64_t layer, std::int64_t sequence_length,
-                                  Parameters& parameters) {
+AttentionSublayer make_attention(const configs::Model& config, StackRole role, std::int64_t number,
+                                 std::int64_t sequence_length, Parameters& parameters) {
   const int entry = static_cast<int>(number % config.attention_size());
   const bool causal = role == StackRole::kDecoder || role == StackRole::kTargetDecoder;
-  return MultiHeadAttention(config, config.attention(entry),
-                            "model." + stack_prefix(role) + "attention." + std::to_string(entry),
-                            KeySource::kOwnSequence, layer, sequence_length, causal,
-                            layer_name(role, number) + ".attention", parameters);
+  const std::string name = layer_name(role, number) + ".attention";
+  const std::int64_t noise = noise_number(
+      role == StackRole::kSourceEncoder ? NoiseLayers::kSourceEncoder : NoiseLayers::kStack,
+      number);
+  return {
+      LayerNorm(config, name + "_norm", parameters),
+      MultiHeadAttention(config, config.attention(entry),
+                         "model." + stack_prefix(role) + "attention." + std::to_string(entry),
+                         KeySource::kOwnSequence, noise, sequence_length, causal, name, parameters),
+      noise};
 }
 
-std::optional<LayerNorm> make_cross_attention_norm(const configs::Model& config, StackRole role,
-                                                   std::int64_t number, Parameters& parameters) {
-  if (role != StackRole::kTargetDecoder) return std::nullopt;
-  return LayerNorm(config, layer_name(role, number) + ".cross_attention_norm", parameters);
-}
-
-std::optional<MultiHeadAttention> make_cross_attention(const configs::Model& config, StackRole role,
-                                                       std::int64_t number, std::int64_t layer,
-                                                       std::int64_t sequence_length,
-                                                       Parameters& parameters) {
+std::optional<AttentionSublayer> make_cross_attention(const configs::Model& config, StackRole role,
+                                                      std::int64_t number,
+                                                      std::int64_t sequence_length,
+                                                      Parameters& parameters) {
   if (role != StackRole::kTargetDecoder) return std::nullopt;
   const int entry = static_cast<int>(number % config.encoder().cross_attention_size());
-  return MultiHeadAttention(config, config.encoder().cross_attention(entry),
-                            "model.encoder.cross_attention." + std::to_string(entry),
-                            KeySource::kMemory, layer, sequence_length, /*causal=*/false,
-                            layer_name(role, number) + ".cross_attention", parameters);
+  const std::string name = layer_name(role, number) + ".cross_attention";
+  const std::int64_t noise = noise_number(NoiseLayers::kCrossAttention, number);
+  return AttentionSublayer{
+      LayerNorm(config, name + "_norm", parameters),
+      MultiHeadAttention(config, config.encoder().cross_attention(entry),
+                         "model.encoder.cross_attention." + std::to_string(entry),
+                         KeySource::kMemory, noise, sequence_length, /*causal=*/false, name,
+                         parameters),
+      noise};
 }
 
 }  // namespace
@@ -49,16 +53,9 @@ std::string stack_prefix(StackRole role) {
 TransformerLayer::TransformerLayer(const configs::Model& config, StackRole role,
                                    std::int64_t number, std::int64_t sequence_length,
                                    Parameters& parameters)
-    : noise_number_(noise_number(
-          role == StackRole::kSourceEncoder ? NoiseLayers::kSourceEncoder : NoiseLayers::kStack,
-          number)),
-      cross_noise_number_(noise_number(NoiseLayers::kCrossAttention, number)),
-      dropout_(config.dropout().residual()),
-      attention_norm_(config, layer_name(role, number) + ".attention_norm", parameters),
-      attention_(make_attention(config, role, number, noise_number_, sequence_length, parameters)),
-      cross_attention_norm_(make_cross_attention_norm(config, role, number, parameters)),
-      cross_attention_(make_cross_attention(config, role, number, cross_noise_number_,
-                                            sequence_length, parameters)),
+    : dropout_(config.dropout().residual()),
+      attention_(make_attention(config, role, number, sequence_length, parameters)),
+      cross_attention_(make_cross_attention(config, role, number, sequence_length, parameters)),
       feed_forward_norm_(config, layer_name(role, number) + ".feed_forward_norm", parameters),
       feed_forward_(config, layer_name(role, number) + ".feed_forward", parameters) {}
 
@@ -72,64 +69,52 @@ ResidualStream TransformerLayer::forward(const ResidualStream& stream,
   const auto dropout = [&](const at::Tensor& y, const std::optional<NoiseKey>& key) {
     return key ? philox_dropout(y, dropout_, *key, NoisePurpose::kResidualDropout) : y;
   };
-  const auto attend = [&](const LayerNorm& norm, const MultiHeadAttention& attention,
-                          std::int64_t layer, const ResidualStream& before) {
-    const auto [x_BTC, normed_BTC] = norm(before);
-    return ResidualStream{x_BTC, dropout(attention.forward(normed_BTC, context, noise, sums),
-                                         noise_of(layer, RandomStream::kAttention))};
+  const auto attend = [&](const AttentionSublayer& sublayer, const ResidualStream& before) {
+    const auto [x_BTC, normed_BTC] = sublayer.norm(before);
+    return ResidualStream{x_BTC,
+                          dropout(sublayer.attention.forward(normed_BTC, context, noise, sums),
+                                  noise_of(sublayer.noise_number, RandomStream::kAttention))};
   };
-  ResidualStream attended = attend(attention_norm_, attention_, noise_number_, stream);
-  if (cross_attention_) {
-    attended = attend(*cross_attention_norm_, *cross_attention_, cross_noise_number_, attended);
-  }
+  ResidualStream attended = attend(attention_, stream);
+  if (cross_attention_) attended = attend(*cross_attention_, attended);
   const auto [x_BTC, normed_BTC] = feed_forward_norm_(attended);
-  const std::optional<NoiseKey> key = noise_of(noise_number_, RandomStream::kFeedForward);
+  const std::optional<NoiseKey> key = noise_of(attention_.noise_number, RandomStream::kFeedForward);
   return {x_BTC, dropout(feed_forward_(normed_BTC, key), key)};
 }
 
 TransformerLayer::State TransformerLayer::decode_state(std::int64_t batch,
                                                        const Memory& memory) const {
-  State state{.attention = attention_.decode_state(batch, memory), .cross_attention = {}};
-  if (cross_attention_) state.cross_attention = cross_attention_->decode_state(batch, memory);
+  State state{.attention = attention_.attention.decode_state(batch, memory), .cross_attention = {}};
+  if (cross_attention_) {
+    state.cross_attention = cross_attention_->attention.decode_state(batch, memory);
+  }
   return state;
 }
 
 ResidualStream TransformerLayer::decode_step(State& state, const ResidualStream& stream,
                                              const SequenceContext& context) const {
-  const auto attend = [&](const LayerNorm& norm, const MultiHeadAttention& attention,
+  const auto attend = [&](const AttentionSublayer& sublayer,
                           std::vector<std::unique_ptr<DecodeState>>& states,
                           const ResidualStream& before) {
-    const auto [x_BTC, normed_BTC] = norm(before);
-    return ResidualStream{x_BTC, attention.decode_step(states, normed_BTC, context)};
+    const auto [x_BTC, normed_BTC] = sublayer.norm(before);
+    return ResidualStream{x_BTC, sublayer.attention.decode_step(states, normed_BTC, context)};
   };
-  ResidualStream attended = attend(attention_norm_, attention_, state.attention, stream);
-  if (cross_attention_) {
-    attended = attend(*cross_attention_norm_, *cross_attention_, state.cross_attention, attended);
-  }
+  ResidualStream attended = attend(attention_, state.attention, stream);
+  if (cross_attention_) attended = attend(*cross_attention_, state.cross_attention, attended);
   const auto [x_BTC, normed_BTC] = feed_forward_norm_(attended);
   return {x_BTC, feed_forward_(normed_BTC, std::nullopt)};
 }
 
 double TransformerLayer::forward_flops(std::int64_t num_tokens) const {
-  return attention_.forward_flops(num_tokens) +
-         (cross_attention_ ? cross_attention_->forward_flops(num_tokens) : 0) +
+  return attention_.attention.forward_flops(num_tokens) +
+         (cross_attention_ ? cross_attention_->attention.forward_flops(num_tokens) : 0) +
          static_cast<double>(num_tokens) * feed_forward_.flops();
 }
 
-std::vector<Figure> TransformerLayer::figures() const {
-  std::vector<Figure> result = attention_.figures();
-  if (cross_attention_) {
-    for (Figure& figure : cross_attention_->figures()) result.push_back(std::move(figure));
-  }
-  return result;
-}
-
-std::vector<std::string> TransformerLayer::warnings() const {
-  std::vector<std::string> result = attention_.warnings();
-  if (cross_attention_) {
-    for (std::string& warning : cross_attention_->warnings()) result.push_back(std::move(warning));
-  }
-  return result;
+std::vector<const MultiHeadAttention*> TransformerLayer::attentions() const {
+  std::vector<const MultiHeadAttention*> all{&attention_.attention};
+  if (cross_attention_) all.push_back(&cross_attention_->attention);
+  return all;
 }
 
 }  // namespace birkhoff

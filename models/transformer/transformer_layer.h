@@ -27,6 +27,12 @@ enum class StackRole {
 // What the names of the stack's parameters begin with, and its fields in `model`: "encoder." or "".
 std::string stack_prefix(StackRole role);
 
+struct AttentionSublayer {
+  LayerNorm norm;  // before the attention
+  MultiHeadAttention attention;
+  std::int64_t noise_number;
+};
+
 // A layer keeps no state between calls: the result of forward() depends only on its arguments and
 // the parameters, so forward() may be called again to recompute.
 class TransformerLayer {
@@ -49,17 +55,14 @@ class TransformerLayer {
                              const SequenceContext& context) const;
 
   double forward_flops(std::int64_t num_tokens) const;
-  std::vector<Figure> figures() const;
-  std::vector<std::string> warnings() const;
+  // Its self-attention, then its cross-attention if it has one.
+  std::vector<const MultiHeadAttention*> attentions() const;
 
  private:
-  std::int64_t noise_number_, cross_noise_number_;
   float dropout_;
   // In the order in which the forward pass uses them: gradient buckets fill from the end.
-  LayerNorm attention_norm_;
-  MultiHeadAttention attention_;
-  std::optional<LayerNorm> cross_attention_norm_;  // of a kTargetDecoder, as cross_attention_
-  std::optional<MultiHeadAttention> cross_attention_;
+  AttentionSublayer attention_;
+  std::optional<AttentionSublayer> cross_attention_;  // of a kTargetDecoder
   LayerNorm feed_forward_norm_;
   FeedForward feed_forward_;
 };
