@@ -45,17 +45,10 @@ using PeerConnection = Connection<Packet>;
 
 RankStatus make_status(const World& world, const Activity& activity,
                        const std::vector<const ProcessGroup*>& groups) {
-  const Activity::Snapshot now = activity.snapshot();
-  RankStatus status;
+  RankStatus status{activity.snapshot()};
   status.rank = world.rank();
   status.set_host(world.host());
-  status.phase = now.phase;
-  status.step = now.step;
-  status.usual_seconds = now.usual_seconds;
-  status.progress = now.ticks;
-  status.step_times = now.step_times;
-  status.num_timed = now.num_timed;
-  status.sequences = now.sequences;
+  status.progress = status.ticks;
   for (const ProcessGroup* group : groups) {
     status.progress += group->ring().total_operations();
     const OperationRing::Entry operation = group->ring().current();

@@ -23,19 +23,14 @@ struct WatchdogLimits {
   double patient_seconds = 900;
 };
 
-// The status that a rank reports about itself. Trivially copyable: it is sent as raw bytes between
-// processes of the same program on machines of the same kind.
-struct RankStatus {
+// The status that a rank reports about itself: its activity, and what it communicates. Trivially
+// copyable: it is sent as raw bytes between processes of the same program on machines of the same
+// kind.
+struct RankStatus : Activity::Snapshot {
   std::int32_t rank = 0;
-  Phase phase = Phase::kStart;
-  std::int64_t step = 0;
-  std::int64_t progress = 0;  // grows with every sign of progress
-  double usual_seconds = 0;   // as in Activity::Snapshot
+  std::int64_t progress = 0;  // grows with every sign of progress: ticks and operations
   std::int64_t operation_number = -1;
-  std::int32_t waiting = 0;   // 1: waits in this operation for the other ranks
-  StepTimes step_times = {};  // this and the next two: as in Activity::Snapshot
-  std::int64_t num_timed = 0;
-  std::int64_t sequences = 0;
+  std::int32_t waiting = 0;  // 1: waits in this operation for the other ranks
   std::array<char, 64> host = {};
   std::array<char, 100> operation = {};  // of the group; empty: none yet
 
