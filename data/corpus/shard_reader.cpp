@@ -149,18 +149,22 @@ void ShardReader::append_document_ends(std::int64_t from, std::int64_t to,
   }
 }
 
-ShardSequence::ShardSequence(
-    const std::filesystem::path& folder,
-    const google::protobuf::RepeatedPtrField<configs::CorpusManifest::Shard>& shards,
-    std::int64_t element_bytes, const char* values)
-    : element_bytes_(element_bytes) {
-  for (const auto& shard : shards) {
-    shards_.emplace_back((folder / shard.file()).string(), shard, element_bytes, values, elements_,
-                         documents_);
+template <typename Array>
+ShardSequence::ShardSequence(const Corpus& corpus, const Array& array, const char* values)
+    : element_bytes_(shard_format::row_bytes(array)) {
+  for (const auto& shard : array.shard()) {
+    shards_.emplace_back((corpus.folder() / shard.file()).string(), shard, element_bytes_, values,
+                         elements_, documents_);
     elements_ += shard.elements();
     documents_ += shard.documents();
   }
 }
+
+ShardSequence::ShardSequence(const Corpus& corpus, const configs::CorpusManifest::Stream& stream)
+    : ShardSequence(corpus, stream, shard_format::kValues) {}
+
+ShardSequence::ShardSequence(const Corpus& corpus, const configs::CorpusManifest::Record& record)
+    : ShardSequence(corpus, record, shard_format::kRecordValues) {}
 
 std::size_t ShardSequence::shard_of(std::int64_t element) const {
   const auto next = std::ranges::upper_bound(shards_, element, {}, &ShardReader::begin);
@@ -229,9 +233,7 @@ std::uint64_t ShardSequence::document_end(std::int64_t document) {
 
 StreamReader::StreamReader(const Corpus& corpus, const std::string& split,
                            const std::string& stream)
-    : shards_(corpus.folder(), corpus.stream(split, stream).shard(),
-              shard_format::row_bytes(corpus.stream(split, stream)), shard_format::kValues),
-      vocabulary_(corpus.vocabulary()) {
+    : shards_(corpus, corpus.stream(split, stream)), vocabulary_(corpus.vocabulary()) {
   const auto& entry = corpus.stream(split, stream);
   if (entry.dtype() == configs::CorpusManifest::f32 || entry.shape_size() > 0) {
     fail(ExitCode::kData,

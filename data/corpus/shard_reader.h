@@ -4,7 +4,6 @@
 #pragma once
 
 #include <cstdint>
-#include <filesystem>
 #include <optional>
 #include <string>
 #include <utility>
@@ -63,13 +62,13 @@ class ShardReader {
   std::vector<char> buffer_;
 };
 
-// All shards of a stream or record, one after another. At most 256 of them are open.
+// All shards of a stream or record of the corpus, one after another. The elements of a record, of
+// any dtype and shape, are its rows. At most 256 shards are open. Neither the corpus nor the entry
+// needs to outlive the object.
 class ShardSequence {
  public:
-  // shards: of an array in this folder, with elements of this size in the data set `values`.
-  ShardSequence(const std::filesystem::path& folder,
-                const google::protobuf::RepeatedPtrField<configs::CorpusManifest::Shard>& shards,
-                std::int64_t element_bytes, const char* values);
+  ShardSequence(const Corpus& corpus, const configs::CorpusManifest::Stream& stream);
+  ShardSequence(const Corpus& corpus, const configs::CorpusManifest::Record& record);
 
   std::int64_t elements() const { return elements_; }
   std::int64_t documents() const { return documents_; }
@@ -85,6 +84,9 @@ class ShardSequence {
   const std::string& file_of_document(std::int64_t document) const;
 
  private:
+  // values: the data set of the elements.
+  template <typename Array>
+  ShardSequence(const Corpus& corpus, const Array& array, const char* values);
   // Calls read(shard, first element, number of elements) for the parts of [from, from + count).
   template <typename Read>
   void for_each_part(std::int64_t from, std::int64_t count, const Read& read);

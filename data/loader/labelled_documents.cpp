@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "cluster/base/error.h"
-#include "data/corpus/record_reader.h"
+#include "data/corpus/label_reader.h"
 #include "data/corpus/shard_reader.h"
 
 namespace birkhoff {

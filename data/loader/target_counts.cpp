@@ -11,7 +11,6 @@
 #include "cluster/base/error.h"
 #include "cluster/base/text/plural.h"
 #include "cluster/base/text/utf8.h"
-#include "data/corpus/record_reader.h"
 #include "data/corpus/shard_reader.h"
 
 namespace birkhoff {
@@ -22,11 +21,10 @@ class UnknownText {
  public:
   UnknownText(const Corpus& corpus, const std::string& split) {
     const auto& entry = corpus.split(split);
-    if (!entry.has_unknown_text()) return;
-    record_.emplace(corpus, entry.unknown_text());
+    if (entry.has_unknown_text()) shards_.emplace(corpus, entry.unknown_text());
   }
 
-  bool exists() const { return record_.has_value(); }
+  bool exists() const { return shards_.has_value(); }
 
   std::string next() {
     std::string text;
@@ -41,19 +39,19 @@ class UnknownText {
  private:
   void read_part() {
     constexpr std::int64_t kMaxRows = 65536;
-    const std::int64_t count = std::min(kMaxRows, record_->rows() - read_);
+    const std::int64_t count = std::min(kMaxRows, shards_->elements() - read_);
     if (count == 0) {
       fail(ExitCode::kData,
            "{}: the text of unknown tokens ends before the tokens; prepare the corpus again",
-           record_->file_of(read_ - 1));
+           shards_->file_of(read_ - 1));
     }
     part_.resize(static_cast<std::size_t>(count));
-    record_->read(read_, count, part_.data());
+    shards_->read_bytes(read_, count, part_.data());
     read_ += count;
     next_ = 0;
   }
 
-  std::optional<RecordReader> record_;
+  std::optional<ShardSequence> shards_;
   std::string part_;  // rows read from the record; those before next_ are used
   std::size_t next_ = 0;
   std::int64_t read_ = 0;  // rows

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "data/corpus/corpus.h"
-#include "data/corpus/record_reader.h"
+#include "data/corpus/label_reader.h"
 #include "data/corpus/shard_reader.h"
 #include "tests/data/helpers.h"
 

@@ -6,8 +6,8 @@
 
 #include "cluster/base/files/checksum.h"
 #include "data/corpus/corpus.h"
+#include "data/corpus/label_reader.h"
 #include "data/corpus/manifest.h"
-#include "data/corpus/record_reader.h"
 #include "data/corpus/record_writer.h"
 #include "data/corpus/shard_format.h"
 #include "data/corpus/shard_reader.h"
@@ -144,13 +144,15 @@ TEST(Records, RowsOfEveryDtypeAndShapeComeBack) {
             std::string::npos)
       << describe_corpus(corpus);
   for (const auto& [name, bytes] : written) {
-    RecordReader reader(corpus, corpus.record("train", name));
-    ASSERT_EQ(reader.rows(), 100) << name;
-    ASSERT_EQ(reader.rows() * reader.row_bytes(), std::ssize(bytes)) << name;
+    const CorpusManifest::Record& record = corpus.record("train", name);
+    ShardSequence reader(corpus, record);
+    const std::int64_t row_bytes = shard_format::row_bytes(record);
+    ASSERT_EQ(reader.elements(), 100) << name;
+    ASSERT_EQ(100 * row_bytes, std::ssize(bytes)) << name;
     for (const auto& [from, count] : {std::pair(0, 100), {29, 2}, {58, 35}, {99, 1}}) {
-      std::vector<char> rows(static_cast<std::size_t>(count * reader.row_bytes()));
-      reader.read(from, count, rows.data());
-      EXPECT_TRUE(std::equal(rows.begin(), rows.end(), bytes.begin() + from * reader.row_bytes()))
+      std::vector<char> rows(static_cast<std::size_t>(count * row_bytes));
+      reader.read_bytes(from, count, rows.data());
+      EXPECT_TRUE(std::equal(rows.begin(), rows.end(), bytes.begin() + from * row_bytes))
           << name << " rows from " << from;
     }
     expect_error(ExitCode::kData, [&] { LabelReader(corpus, "train", name); }, {"no labels"});

@@ -2,8 +2,8 @@
 
 #include "cluster/base/files/checksum.h"
 #include "data/corpus/corpus.h"
+#include "data/corpus/label_reader.h"
 #include "data/corpus/manifest.h"
-#include "data/corpus/record_reader.h"
 #include "data/corpus/shard_format.h"
 #include "data/corpus/shard_reader.h"
 #include "data/loader/token_windows.h"

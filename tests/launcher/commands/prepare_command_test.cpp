@@ -5,7 +5,7 @@
 #include <sstream>
 
 #include "data/corpus/corpus.h"
-#include "data/corpus/record_reader.h"
+#include "data/corpus/label_reader.h"
 #include "data/corpus/verify.h"
 #include "launcher/app.h"
 #include "tests/launcher/bad_input/damage.h"

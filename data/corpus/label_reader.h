@@ -1,0 +1,30 @@
+// Reads the labels of documents, as data/corpus/shard_reader.h reads streams. One thread at a time.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "data/corpus/corpus.h"
+#include "data/corpus/shard_reader.h"
+
+namespace birkhoff {
+
+// The labels of a split, one per document.
+class LabelReader {
+ public:
+  // Error(kData) if the record holds no labels.
+  LabelReader(const Corpus& corpus, const std::string& split, const std::string& record);
+  // The number of documents of the split.
+  std::int64_t rows() const { return shards_.elements(); }
+  // Reads the labels of documents [from, from + count). Error(kData) names the file that is damaged
+  // or holds a value that is not below the number of classes.
+  void read(std::int64_t from, std::int64_t count, std::int64_t* out);
+
+ private:
+  ShardSequence shards_;
+  int num_classes_;
+  std::vector<std::uint16_t> values_;
+};
+
+}  // namespace birkhoff
