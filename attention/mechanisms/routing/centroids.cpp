@@ -112,10 +112,6 @@ std::string Centroids::describe(const at::Tensor& value_HKV) {
   return text;
 }
 
-at::Tensor Centroids::sums(const at::Tensor& cluster_sums, const at::Tensor& seeds) {
-  return at::cat({cluster_sums, seeds}, 2);
-}
-
 at::Tensor Centroids::new_seeds(const ClusterProblem& problem, const ClusteredRows& rows,
                                 const NoiseKey& noise) const {
   const std::int64_t H = value_HKV_.size(0), K = value_HKV_.size(1), B = rows.unit_BHLD.size(0),

@@ -29,7 +29,8 @@ namespace birkhoff {
 
 class Centroids {
  public:
-  // The name of the statistic, after the mechanism's prefix, and of its sums.
+  // The name of the statistic, after the mechanism's prefix, and of its sums: cluster_sums()
+  // [H, K, D + 1], then new_seeds() [H, K, D].
   static constexpr const char* kName = "centroids";
 
   struct Options {
@@ -51,8 +52,6 @@ class Centroids {
   // rows, and the angles between centroids. Of a statistic's value.
   static std::string describe(const at::Tensor& value_HKV);
 
-  // The statistic's sums, from cluster_sums() [H, K, D + 1] and new_seeds() [H, K, D].
-  static at::Tensor sums(const at::Tensor& cluster_sums, const at::Tensor& seeds);
   // The unit vectors of the rows that reseeding would take, if they are in this batch; else zeros.
   at::Tensor new_seeds(const ClusterProblem& problem, const ClusteredRows& rows,
                        const NoiseKey& noise) const;

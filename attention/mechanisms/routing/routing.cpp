@@ -132,7 +132,7 @@ AttentionOutput RoutingAttention::attend(const AttentionInput& in, Path limit) c
   }
   if (in.noise) {
     const at::Tensor seeds = centroids_.new_seeds(tokens.of_k, tokens.k, *in.noise);
-    output.sums.emplace_back(Centroids::kName, Centroids::sums(tokens.sums(limit), seeds));
+    output.sums.emplace_back(Centroids::kName, at::cat({tokens.sums(limit), seeds}, 2));
   }
   return output;
 }
