@@ -163,13 +163,8 @@ Judgement judge_run_folder(const Answers& answers) {
                     fmt::format("rank 0 does not see what it writes in {}", folder), kShare);
     }
   }
-  const Majority majority = majority_of(seeing, "inode");
-  for (const Answer& other : majority.others) {
-    judgement.add(Verdict::kWarn, other,
-                  fmt::format("{} has inode {} instead of {}", folder, fact_of(other, "inode"),
-                              majority.value),
-                  "make sure that it is the same file system on all hosts");
-  }
+  add_minority(judgement, Verdict::kWarn, seeing, "inode", folder + " has inode ",
+               "make sure that it is the same file system on all hosts");
   return judgement;
 }
 
