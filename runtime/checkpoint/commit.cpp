@@ -62,8 +62,11 @@ void tidy_tree(const fs::path& path) {
 }
 
 // Renames before deleting: a half-deleted folder must never look like a checkpoint.
-void remove_checkpoint(const fs::path& folder) {
-  tidy_tree(rename_to_free(folder, fmt::format("{}{}", kOldPrefix, folder.filename().string())));
+void tidy_checkpoint(const fs::path& folder) {
+  tidy([&] {
+    const std::string name = fmt::format("{}{}", kOldPrefix, folder.filename().string());
+    remove_tree(rename_to_free(folder, name).string());
+  });
 }
 
 // The steps whose checkpoints have the lowest loss of an evaluation, as far as manifests can be
@@ -103,16 +106,16 @@ void remove_oldest(const fs::path& checkpoints, std::int64_t committed_step, Ret
   for (auto excess = static_cast<int>(folders.size()) - retention.newest; excess > 0;
        --excess, ++oldest) {
     if (oldest->first != committed_step && !best.contains(oldest->first)) {
-      tidy([&] { remove_checkpoint(oldest->second); });
+      tidy_checkpoint(oldest->second);
     }
   }
 }
 
-// Removes leftovers that could not be removed before.
-void remove_old_again(const fs::path& checkpoints) {
+// Removes what begins with the prefix, and .replaced-step-N, of which step-N exists.
+void tidy_leftovers(const fs::path& checkpoints, std::string_view prefix) {
   for (const std::string& name : list_directory(checkpoints.string())) {
-    if (name.starts_with(kOldPrefix)) tidy_tree(checkpoints / name);
-    if (name.starts_with(kReplacedPrefix)) tidy([&] { remove_checkpoint(checkpoints / name); });
+    if (name.starts_with(prefix)) tidy_tree(checkpoints / name);
+    if (name.starts_with(kReplacedPrefix)) tidy_checkpoint(checkpoints / name);
   }
 }
 
@@ -203,12 +206,12 @@ fs::path commit_checkpoint(const fs::path& checkpoints, const fs::path& aside,
   }
   rename_path(aside.string(), folder.string());
   tidy([&] {
-    if (path_exists(replaced.string())) remove_checkpoint(replaced);
+    if (path_exists(replaced.string())) tidy_checkpoint(replaced);
   });
   // So far only this save's own files were removed. Another job may have taken the run since.
   if (require_folder) require_folder();
   tidy([&] {
-    remove_old_again(checkpoints);
+    tidy_leftovers(checkpoints, kOldPrefix);  // that could not be removed before
     remove_oldest(checkpoints, manifest.step(), retention);
   });
   return folder;
@@ -227,13 +230,7 @@ void remove_leftovers(const fs::path& checkpoints) {
     return;
   }
   restore_replaced(checkpoints);
-  for (const std::string& name : list_directory(checkpoints.string())) {
-    if (name.starts_with(kAsidePrefix)) {
-      tidy_tree(checkpoints / name);
-    } else if (name.starts_with(kReplacedPrefix)) {  // its successor step-N exists
-      tidy([&] { remove_checkpoint(checkpoints / name); });
-    }
-  }
+  tidy_leftovers(checkpoints, kAsidePrefix);
 }
 
 }  // namespace birkhoff

@@ -1,5 +1,6 @@
 #include "runtime/checkpoint/manifest.h"
 
+#include <c10/util/accumulate.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
@@ -91,10 +92,7 @@ void check_tiling(const std::vector<const CheckpointManifest::Tensor*>& pieces) 
     elements += region.num_elements();
     regions.push_back(region);
   }
-  std::int64_t expected = 1;
-  for (const std::int64_t size : regions.front().global_shape) {
-    expected *= size;
-  }
+  const std::int64_t expected = c10::multiply_integers(regions.front().global_shape);
   reject_if(elements != expected, "its shards hold {} of {} elements", elements, expected);
 }
 
