@@ -260,17 +260,12 @@ void measure_rows(const Corpus& corpus, int rounds, std::ostream& out) {
 void make_sparse_corpus(const fs::path& folder) {
   const std::int64_t elements = kManyTokens / kManyShards, bytes = 2 * elements;
   const std::int64_t pages = shard_format::num_pages(bytes);
-  std::string table;
   const std::vector<char> page(shard_format::kPageBytes);
-  const auto add_crc = [&](std::int64_t size) {
-    const std::uint32_t crc = crc32c(page.data(), static_cast<std::size_t>(size));
-    table.append(reinterpret_cast<const char*>(&crc), sizeof crc);
-  };
-  const std::uint32_t whole = crc32c(page.data(), page.size());
-  for (std::int64_t i = 0; i + 1 < pages; ++i) {
-    table.append(reinterpret_cast<const char*>(&whole), sizeof whole);
-  }
-  add_crc(bytes - (pages - 1) * shard_format::kPageBytes);
+  const std::int64_t last_bytes = bytes - (pages - 1) * shard_format::kPageBytes;
+  std::vector<std::uint32_t> table(static_cast<std::size_t>(pages),
+                                   crc32c(page.data(), page.size()));
+  table.back() = crc32c(page.data(), static_cast<std::size_t>(last_bytes));
+  const std::size_t table_bytes = table.size() * sizeof table[0];
 
   CorpusManifest manifest;
   manifest.set_format(shard_format::kManifestFormat);
@@ -290,14 +285,14 @@ void make_sparse_corpus(const fs::path& folder) {
   File::create(one).close();
   fs::resize_file(one, static_cast<std::uintmax_t>(bytes));
   File shard_file = File::open_for_append(one);
-  shard_file.write_all(table);
+  shard_file.write_all(table.data(), table_bytes);
   shard_file.close();
   for (std::int64_t i = 0; i < kManyShards; ++i) {
     auto& shard = *stream.add_shard();
     shard.set_file(fmt::format("train-tokens-{:05}.h5", i));
     fs::create_hard_link(one, folder / shard.file());
     shard.set_hash(std::string(32, '0'));
-    shard.set_bytes(bytes + static_cast<std::int64_t>(table.size()));
+    shard.set_bytes(bytes + static_cast<std::int64_t>(table_bytes));
     shard.set_elements(elements);
     shard.set_documents(0);
     shard.set_values_offset(0);
@@ -305,8 +300,8 @@ void make_sparse_corpus(const fs::path& folder) {
     shard.set_documents_offset(bytes);
     shard.set_documents_bytes(0);
     shard.set_page_crcs_offset(bytes);
-    shard.set_page_crcs_bytes(static_cast<std::int64_t>(table.size()));
-    shard.set_page_crcs_crc(crc32c(table.data(), table.size()));
+    shard.set_page_crcs_bytes(static_cast<std::int64_t>(table_bytes));
+    shard.set_page_crcs_crc(crc32c(table.data(), table_bytes));
   }
   File file = File::create(folder / kCorpusManifestName);
   file.write_all(manifest_json(manifest));
