@@ -41,18 +41,14 @@ std::int64_t checkpoint_bytes(const configs::Config& config) {
   return saved_state(config, vocabulary, /*num_ranks=*/1).size.total();
 }
 
-// MB/s of a durable write of num_bytes, which also reveals quotas. Removes the file.
+// MB/s of a durable write of num_bytes, at most kMaxTrialBytes, which also reveals quotas. Removes the file.
 double write_trial(const std::string& folder, std::int64_t num_bytes) {
   const std::string path = trial_path(folder);
-  const std::string block(std::size_t{1} << 20, 'x');
+  const std::string bytes(static_cast<std::size_t>(num_bytes), 'x');
   const auto start = std::chrono::steady_clock::now();
   try {
     File file = File::create(path);
-    for (std::int64_t left = num_bytes; left > 0;) {
-      const auto part = std::min<std::int64_t>(left, static_cast<std::int64_t>(block.size()));
-      file.write_all(block.data(), static_cast<std::size_t>(part));
-      left -= part;
-    }
+    file.write_all(bytes);
     file.sync();
     file.close();
   } catch (...) {
