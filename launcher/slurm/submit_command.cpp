@@ -28,7 +28,6 @@
 #include "launcher/runs/train_checks.h"
 #include "launcher/slurm/batch_script.h"
 #include "launcher/slurm/run_jobs.h"
-#include "launcher/slurm/submissions.h"
 #include "runtime/checkpoint/run_folder.h"
 
 namespace birkhoff {
