@@ -60,18 +60,8 @@ Seconds timed(const std::function<void()>& work) {
   return {end.wall - start.wall, end.here - start.here, end.elsewhere - start.elsewhere};
 }
 
-WindowOptions window_options() {
-  WindowOptions options;
-  options.sequence_length = kLength;
-  return options;
-}
-
-LoaderOptions loader_options() {
-  LoaderOptions options;
-  options.global_batch = kBatch;
-  options.seed = kSeed;
-  return options;
-}
+const WindowOptions kWindows{.sequence_length = kLength};
+constexpr LoaderOptions kLoading{.global_batch = kBatch, .seed = kSeed};
 
 // Files and offsets of a stream, and nothing else: no checksum, no range check of ids, no batch.
 class PlainReader {
@@ -155,8 +145,8 @@ fs::path prepare_corpus_in(const fs::path& folder) {
 class RowReaders {
  public:
   explicit RowReaders(const Corpus& corpus)
-      : per_epoch_(num_training_windows(corpus, window_options())),
-        loader_(training_windows(corpus, window_options()), loader_options(), 0),
+      : per_epoch_(num_training_windows(corpus, kWindows)),
+        loader_(training_windows(corpus, kWindows), kLoading, 0),
         plain_(corpus),
         batch_(kBatch * (kLength + 1)) {}
 
@@ -303,9 +293,7 @@ void make_sparse_corpus(const fs::path& folder) {
     shard.set_page_crcs_bytes(static_cast<std::int64_t>(table_bytes));
     shard.set_page_crcs_crc(crc32c(table.data(), table_bytes));
   }
-  File file = File::create(folder / kCorpusManifestName);
-  file.write_all(manifest_json(manifest));
-  file.close();
+  write_file_durably((folder / kCorpusManifestName).string(), manifest_json(manifest));
 }
 
 void measure_start(const fs::path& folder, std::ostream& out) {
@@ -322,10 +310,10 @@ void measure_start(const fs::path& folder, std::ostream& out) {
     const double read = wall_seconds();
     const Corpus corpus(folder);
     const double opened = wall_seconds();
-    const Sampler order(kSeed, 0, num_training_windows(corpus, window_options()));
+    const Sampler order(kSeed, 0, num_training_windows(corpus, kWindows));
     sum += order.at(0);
     const double ordered = wall_seconds();
-    TrainLoader loader(training_windows(corpus, window_options()), loader_options(), 0);
+    TrainLoader loader(training_windows(corpus, kWindows), kLoading, 0);
     loader.next();
     const double loaded = wall_seconds();
     require(sum > 0, "an index");
