@@ -4,7 +4,6 @@
 #include <sys/uio.h>
 #include <unistd.h>
 
-#include <charconv>
 #include <chrono>
 #include <cstdlib>
 #include <exception>
@@ -17,6 +16,7 @@
 #include "cluster/base/cpu.h"
 #include "cluster/base/error.h"
 #include "cluster/base/slurm_environment.h"
+#include "cluster/base/text/number_text.h"
 #include "cluster/mpi_check.h"
 #include "cluster/mpi_group.h"
 
@@ -28,10 +28,7 @@ std::optional<int> environment_number(std::initializer_list<const char*> names) 
   for (const char* name : names) {
     const char* value = std::getenv(name);
     if (value == nullptr) continue;
-    const std::string_view text = value;
-    int number = 0;
-    const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
-    if (error == std::errc() && end == text.data() + text.size()) return number;
+    if (const auto number = number_from<int>(value)) return number;
   }
   return std::nullopt;
 }

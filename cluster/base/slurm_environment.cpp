@@ -7,6 +7,8 @@
 #include <fstream>
 #include <string_view>
 
+#include "cluster/base/text/number_text.h"
+
 namespace birkhoff {
 namespace {
 
@@ -49,11 +51,8 @@ std::optional<int> slurm_step_tasks() {
   constexpr std::string_view kInteractiveStep = "4294967290";
   const char *tasks = std::getenv("SLURM_STEP_NUM_TASKS"), *step = std::getenv("SLURM_STEP_ID");
   if (tasks == nullptr || (step != nullptr && step == kInteractiveStep)) return std::nullopt;
-  const std::string_view text = tasks;
-  int number = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
-  const bool is_number = error == std::errc() && end == text.data() + text.size();
-  return is_number && !is_in_batch_script() ? std::optional(number) : std::nullopt;
+  const auto number = number_from<int>(tasks);
+  return number && !is_in_batch_script() ? number : std::nullopt;
 }
 
 }  // namespace birkhoff

@@ -3,10 +3,10 @@
 #include <fmt/format.h>
 #include <google/protobuf/descriptor.h>
 
-#include <charconv>
 #include <memory>
 #include <vector>
 
+#include "cluster/base/text/number_text.h"
 #include "cluster/base/text/plural.h"
 #include "configs/loader/message_text.h"
 #include "configs/loader/text_parser.h"
@@ -92,10 +92,8 @@ class Setting {
                         const std::string& list) const {
     const Reflection& reflection = *message.GetReflection();
     const int size = reflection.FieldSize(message, &field);
-    int i = 0;
-    const char* end = index.data() + index.size();
-    const auto [parsed, status] = std::from_chars(index.data(), end, i);
-    if (status != std::errc() || parsed != end || i < 0 || i > size) {
+    const int i = number_from<int>(index).value_or(-1);
+    if (i < 0 || i > size) {
       error(fmt::format("{} is not an index of {}: it has {}, so 0 to {} are valid ({} adds one)",
                         quoted(index), list, counted(size, "entry", "entries"), size, size));
     }

@@ -9,7 +9,6 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <charconv>
 #include <chrono>
 #include <csignal>
 #include <cstdlib>
@@ -23,6 +22,7 @@
 #include "cluster/base/cpu.h"
 #include "cluster/base/error.h"
 #include "cluster/base/files/file.h"
+#include "cluster/base/text/number_text.h"
 #include "launcher/commands.h"
 #include "launcher/processes/shared_memory_folder.h"
 
@@ -320,11 +320,9 @@ std::vector<pid_t> marked_processes(const std::string& variable) {
   std::vector<pid_t> found;
   std::error_code error;
   for (const auto& entry : std::filesystem::directory_iterator("/proc", error)) {
-    const std::string name = entry.path().filename();
-    pid_t process = 0;
-    const char* const name_end = name.data() + name.size();
-    if (std::from_chars(name.data(), name_end, process).ptr != name_end) continue;
-    if (process != getpid() && was_started_with(process, variable)) found.push_back(process);
+    const auto process = number_from<pid_t>(entry.path().filename().string());
+    if (!process || *process == getpid()) continue;
+    if (was_started_with(*process, variable)) found.push_back(*process);
   }
   return found;
 }

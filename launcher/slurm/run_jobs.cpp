@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <charconv>
 #include <chrono>
 #include <map>
 #include <nlohmann/json.hpp>
@@ -11,6 +10,7 @@
 
 #include "cluster/base/error.h"
 #include "cluster/base/files/file.h"
+#include "cluster/base/text/number_text.h"
 #include "configs/loader/message_text.h"
 #include "launcher/processes/command_output.h"
 #include "launcher/runs/run_summary.h"
@@ -34,9 +34,7 @@ std::map<int, fs::path> submissions_of(const fs::path& run) {
   const fs::path folder = submissions_folder(run);
   if (!path_exists(folder.string())) return found;
   for (const std::string& name : list_directory(folder.string())) {
-    int number = 0;
-    const auto [end, error] = std::from_chars(name.data(), name.data() + name.size(), number);
-    if (error == std::errc() && end == name.data() + name.size()) found[number] = folder / name;
+    if (const auto number = number_from<int>(name)) found[*number] = folder / name;
   }
   return found;
 }

@@ -3,13 +3,13 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <charconv>
 #include <set>
 
 #include "cluster/base/error.h"
 #include "cluster/base/files/checksum.h"
 #include "cluster/base/files/file.h"
 #include "cluster/base/logging/log.h"
+#include "cluster/base/text/number_text.h"
 #include "runtime/checkpoint/layout.h"
 #include "runtime/checkpoint/manifest.h"
 #include "runtime/checkpoint/safetensors.h"
@@ -28,13 +28,8 @@ std::optional<std::int64_t> parse_step(std::string_view name, std::string_view p
   if (!name.starts_with(prefix)) {
     return std::nullopt;
   }
-  const std::string_view digits = name.substr(prefix.size());
-  std::int64_t step = -1;
-  const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), step);
-  if (error != std::errc() || end != digits.data() + digits.size() || step < 0) {
-    return std::nullopt;
-  }
-  return step;
+  const auto step = number_from<std::int64_t>(name.substr(prefix.size()));
+  return step && *step >= 0 ? step : std::nullopt;
 }
 
 CheckpointManifest::File describe_file(const fs::path& path) {

@@ -1,4 +1,4 @@
-// Numbers as text for people and other programs.
+// Numbers as text for people and other programs, and numbers in such text.
 #pragma once
 
 #include <fmt/format.h>
@@ -6,7 +6,10 @@
 #include <array>
 #include <charconv>
 #include <cmath>
+#include <optional>
 #include <string>
+#include <string_view>
+#include <system_error>
 
 namespace birkhoff {
 
@@ -27,6 +30,15 @@ std::string plain_text(Float value) {
   const auto end = std::to_chars(digits.begin(), digits.end(), value,
                                  plain ? std::chars_format::fixed : std::chars_format::scientific);
   return std::string(digits.begin(), end.ptr);
+}
+
+// The number that the whole text is. Nothing if it is none, or beyond the type.
+template <typename Number>
+std::optional<Number> number_from(std::string_view text) {
+  Number number{};
+  const char* const text_end = text.data() + text.size();
+  const auto [end, error] = std::from_chars(text.data(), text_end, number);
+  return error == std::errc() && end == text_end ? std::optional(number) : std::nullopt;
 }
 
 }  // namespace birkhoff
