@@ -25,6 +25,7 @@
 #include "cluster/health/connection.h"
 #include "launcher/doctor/probes.h"
 #include "launcher/measure/report.h"
+#include "runtime/reporting/run_history.h"
 
 namespace birkhoff {
 namespace {
@@ -190,8 +191,7 @@ Facts probe_clock(const Subject& subject) {
   std::vector<double> readings;
   for (int i = 0; i < kReadings; ++i) {
     subject.world.group().barrier("doctor: clock");
-    const auto now = std::chrono::system_clock::now().time_since_epoch();
-    readings.push_back(std::chrono::duration<double>(now).count());
+    readings.push_back(unix_seconds());
   }
   return {{"readings", readings}};
 }

@@ -15,11 +15,10 @@
 #include "cluster/base/text/plural.h"
 #include "configs/loader/site_io.h"
 #include "launcher/processes/command_output.h"
+#include "runtime/reporting/run_history.h"
 
 namespace birkhoff {
 namespace {
-
-using Seconds = std::chrono::duration<double>;
 
 constexpr std::chrono::seconds kCommandLimit{30}, kNodeLimit{10}, kAnswerLimit{10};
 constexpr std::chrono::minutes kAskEvery{3};
@@ -44,8 +43,7 @@ std::optional<double> end_of_job(const std::string& job) {
   const CommandOutput left = output_of(squeue({"--jobs=" + job, "--format=%L"}), kAnswerLimit);
   if (left.code != 0) return std::nullopt;
   const auto time = slurm_time(left.out.substr(0, left.out.find('\n')));  // not of "UNLIMITED"
-  const Seconds now = std::chrono::system_clock::now().time_since_epoch();
-  return time ? std::optional((now + *time).count()) : std::nullopt;
+  return time ? std::optional(unix_seconds() + static_cast<double>(time->count())) : std::nullopt;
 }
 
 }  // namespace

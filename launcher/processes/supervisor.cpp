@@ -343,17 +343,15 @@ std::vector<pid_t> end_marked_processes(const std::string& variable) {
 
 // `name`: the launcher that was late.
 EndOfRanks end_of_late(const LostLauncher& lost, const std::string& name,
-                       const RankProgram& program, const StopSignals& signals,
-                       const std::string& job) {
-  if (lost.failure() != 0) return {.code = lost.failure(), .why = "", .job = job};
+                       const RankProgram& program, const StopSignals& signals) {
+  if (lost.failure() != 0) return {.code = lost.failure()};
   if (signals.received() != 0) {
-    return {.code = static_cast<int>(ExitCode::kRequeue), .why = kStoppedAtStart, .job = job};
+    return {.code = static_cast<int>(ExitCode::kRequeue), .why = kStoppedAtStart};
   }
   return {
       .code = static_cast<int>(ExitCode::kPeer),
       .why = fmt::format("{} did not start the ranks within {} s (--launch-seconds), and was ended",
-                         name, program.launch_limit.count()),
-      .job = job};
+                         name, program.launch_limit.count())};
 }
 
 }  // namespace
@@ -400,14 +398,14 @@ EndOfRanks supervise(const Placement& placement, const RankProgram& program,
   }
   EndOfRanks end{
       .code = 128 + SIGINT,
-      .why = "interrupted twice: ended at once, without saving; run the same command again",
-      .job = job};
+      .why = "interrupted twice: ended at once, without saving; run the same command again"};
   if (status) {
     end.why.clear();
     end.code = map_launcher_status(name, *status, signals.received() != 0, end.why);
   } else if (!signals.interrupted_twice()) {
-    end = end_of_late(lost, name, program, signals, job);
+    end = end_of_late(lost, name, program, signals);
   }
+  end.job = job;
   if (!end.why.empty()) err << "birkhoff: " << end.why << '\n';
   return end;
 }
