@@ -41,7 +41,7 @@ std::int64_t checkpoint_bytes(const configs::Config& config) {
   return saved_state(config, vocabulary, /*num_ranks=*/1).size.total();
 }
 
-// MB/s of a durable write of num_bytes, at most kMaxTrialBytes, which also reveals quotas. Removes the file.
+// MB/s of a durable write of num_bytes, which also reveals quotas. Removes the file.
 double write_trial(const std::string& folder, std::int64_t num_bytes) {
   const std::string path = trial_path(folder);
   const std::string bytes(static_cast<std::size_t>(num_bytes), 'x');

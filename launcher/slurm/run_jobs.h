@@ -1,5 +1,5 @@
-// The jobs of a run: those still in Slurm's queue, by Slurm's commands, and all that were submitted,
-// by a record next to the run folder, which belongs to the run itself:
+// The jobs of a run: those in Slurm's queue, by Slurm's commands, and all that were submitted, by a
+// record next to the run folder, which belongs to the run itself:
 //   RUN.slurm/K/job.sh         the batch script of the K-th submission
 //   RUN.slurm/K/config.txtpb   the configuration as it was resolved then (config-I.txtpb for a
 //                              sweep's run I): a job reads this one, whatever becomes of the file
