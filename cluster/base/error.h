@@ -41,6 +41,13 @@ template <typename... Args>
   throw Error(code, fmt::format(format, std::forward<Args>(args)...));
 }
 
+// Throws std::invalid_argument(formatted text) if `condition` holds. For values from a file: the
+// text says what is wrong, and a caller adds which file it is and what to do.
+template <typename... Args>
+void reject_if(bool condition, fmt::format_string<Args...> format, Args&&... args) {
+  if (condition) throw std::invalid_argument(fmt::format(format, std::forward<Args>(args)...));
+}
+
 // Throws Error(kInternal) with the caller's file and line unless `condition` holds. For broken
 // invariants, never for bad input.
 inline void require(bool condition, const char* what,

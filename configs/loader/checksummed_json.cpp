@@ -40,15 +40,11 @@ void parse_checksummed_json(const std::string& text, Checksum checksum,
   if (checksum == Checksum::kRequired || text.starts_with(kPrefix)) {
     const std::string_view covered =
         std::string_view(text).substr(std::min(kHeadBytes, text.size()));
-    if (!text.starts_with(head_of(covered))) {
-      throw std::invalid_argument("its checksum does not match its content");
-    }
+    reject_if(!text.starts_with(head_of(covered)), "its checksum does not match its content");
     json = fmt::format("{{{}", covered);
   }
   const auto status = google::protobuf::util::JsonStringToMessage(json, &message);
-  if (!status.ok()) {
-    throw std::invalid_argument(std::string(status.message().data(), status.message().size()));
-  }
+  reject_if(!status.ok(), "{}", std::string_view(status.message().data(), status.message().size()));
 }
 
 }  // namespace birkhoff

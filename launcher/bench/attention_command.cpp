@@ -1,14 +1,7 @@
 // Only attention, in one process: compares each mechanism with LibTorch's operations for the same
 // mechanism and with dense attention by LibTorch's own kernels.
 #include <ATen/Parallel.h>
-#include <ATen/ops/empty.h>
-#include <ATen/ops/empty_like.h>
-#include <ATen/ops/mm.h>
-#include <ATen/ops/randn.h>
-#include <ATen/ops/zeros.h>
-#include <c10/core/Event.h>
 #include <c10/core/GradMode.h>
-#include <c10/core/impl/VirtualGuardImpl.h>
 #include <fmt/format.h>
 #include <torch/csrc/autograd/autograd.h>
 
@@ -28,6 +21,7 @@
 #include "launcher/bench/attention_comparison.h"
 #include "launcher/bench/other_load.h"
 #include "launcher/commands.h"
+#include "launcher/measure/machine_speed.h"
 #include "launcher/measure/peak_memory.h"
 #include "launcher/measure/report.h"
 #include "launcher/processes/ranks.h"
@@ -60,76 +54,6 @@ configs::Mechanism mechanism_of(const std::string& text) {
   return config;
 }
 
-// Measures the seconds of `work` on an otherwise idle device. On a GPU, the L2 cache holds none of
-// the work's tensors at the start, and the host runs ahead of the device.
-class Stopwatch {
- public:
-  explicit Stopwatch(at::Device device) : device_(device) {
-    if (device_.is_cuda()) flushed_ = at::zeros({64 << 20}, at::device(device_).dtype(at::kFloat));
-  }
-  template <typename Work>
-  double seconds(const Work& work) const {
-    if (device_.is_cpu()) {
-      const double start = wall_seconds();
-      work();
-      return wall_seconds() - start;
-    }
-    const c10::Stream stream = c10::impl::VirtualGuardImpl(device_.type()).getStream(device_);
-    c10::Event before(device_.type(), c10::EventFlag::BACKEND_DEFAULT),
-        after(device_.type(), c10::EventFlag::BACKEND_DEFAULT);
-    synchronize(device_);
-    // Flush by reading: written data would go to memory while the work is timed.
-    flushed_.sum();
-    before.record(stream);
-    work();
-    after.record(stream);
-    synchronize(device_);
-    return before.elapsedTime(after) / 1e3;
-  }
-
- private:
-  at::Device device_;
-  at::Tensor flushed_;
-};
-
-// The limits of the machine, measured in turns with the candidates that are compared with them.
-class Limits {
- public:
-  Limits(at::ScalarType dtype, at::Device device)
-      : size_(device.is_cuda() ? 8192 : 1024),
-        // On a CPU without fp16 instructions, LibTorch's fp16 products are far from what the CPU
-        // can do.
-        a_(at::randn({size_, size_}, at::device(device))
-               .to(device.is_cpu() && dtype == at::kHalf ? at::kFloat : dtype)),
-        from_(
-            at::empty({(device.is_cuda() ? 512 : 64) << 20}, at::device(device).dtype(at::kByte))),
-        to_(at::empty_like(from_)) {
-    from_.fill_(1);
-  }
-  void measure(const Stopwatch& watch) {
-    products_.push_back(watch.seconds([&] { at::mm(a_, a_); }));
-    copies_.push_back(watch.seconds([&] { to_.copy_(from_); }));
-  }
-  double flops_per_second() const {
-    return 2 * std::pow(static_cast<double>(size_), 3) / median(products_);
-  }
-  double bytes_per_second() const {
-    return 2 * static_cast<double>(from_.numel()) / median(copies_);
-  }
-  double floor_seconds(double flops, double bytes) const {
-    return std::max(flops / flops_per_second(), bytes / bytes_per_second());
-  }
-  std::string text() const {
-    return fmt::format("at::mm on {0}x{0} ({1:.4g} TFLOP/s) and of a copy ({2:.4g} GB/s)", size_,
-                       flops_per_second() / 1e12, bytes_per_second() / 1e9);
-  }
-
- private:
-  std::int64_t size_;
-  at::Tensor a_, from_, to_;
-  std::vector<double> products_, copies_;
-};
-
 // One candidate at one length: its inputs and its results.
 struct Entry {
   Candidate candidate;
@@ -149,7 +73,7 @@ class Comparison {
         dtype_(dtype_named(arguments.dtype)),
         device_(device),
         watch_(device),
-        limits_(dtype_, device),
+        machine_(dtype_, device),
         memory_(device) {}
 
   // Checks and measures one mechanism at one length; returns its rows.
@@ -189,7 +113,7 @@ class Comparison {
     return rows(text, length, entries);
   }
 
-  const Limits& limits() const { return limits_; }
+  const MachineSpeed& machine() const { return machine_; }
   // Notes on omitted candidates, and on other load of the machine.
   std::string notes() const { return (notes_.empty() ? "" : "\n" + notes_) + other_load_.note(); }
   std::vector<PlotLine> plot_lines() const {
@@ -272,7 +196,7 @@ class Comparison {
       for (auto entry = entries.begin(); entry != entries.end();) {
         entry = measure(*entry, round) ? std::next(entry) : entries.erase(entry);
       }
-      limits_.measure(watch_);
+      machine_.measure(watch_);
     }
     other_load_.end();
   }
@@ -311,8 +235,8 @@ class Comparison {
     for (const Entry& entry : entries) {
       const double forward = median(entry.forward), both = median(entry.both);
       const double bytes = 4 * static_cast<double>(entry.task->in.q_BHLD.nbytes());
-      const double forward_floor = limits_.floor_seconds(entry.forward_flops, bytes);
-      const double both_floor = limits_.floor_seconds(3.5 * entry.forward_flops, 3 * bytes);
+      const double forward_floor = machine_.floor_seconds(entry.forward_flops, bytes);
+      const double both_floor = machine_.floor_seconds(3.5 * entry.forward_flops, 3 * bytes);
       result +=
           table_row({text, fmt::format("{}", length), entry.candidate.name, figure(forward * 1e3),
                      figure(forward_floor * 1e3), figure(forward_floor / forward),
@@ -354,7 +278,7 @@ class Comparison {
   const at::ScalarType dtype_;
   const at::Device device_;
   const Stopwatch watch_;
-  Limits limits_;
+  MachineSpeed machine_;
   PeakMemory memory_;
   OtherLoad other_load_;
   std::string notes_;
@@ -399,7 +323,7 @@ int bench_attention_command(const BenchAttentionArguments& arguments, std::ostre
       !device.is_cuda()    ? "caches warm"
       : arguments.recorded ? "each after the L2 cache was flushed, launched as CUDA graphs"
                            : "each after the L2 cache was flushed",
-      comparison.limits().text(), error_bound(dtype_named(arguments.dtype)),
+      comparison.machine().text(), error_bound(dtype_named(arguments.dtype)),
       table_head({"mechanism", "L", "by", "forward, ms", "floor, ms", "floor / time",
                   "forward + backward, ms", "floor, ms", "floor / time", "dense / time",
                   "extra MiB", "error"}),

@@ -8,7 +8,6 @@
 
 #include <vector>
 
-#include "cluster/base/error.h"
 #include "cluster/base/random/philox.h"
 
 namespace birkhoff {
@@ -41,19 +40,9 @@ const char* collective_name(Collective what) {
 }
 
 double bus_factor(Collective what, int ranks) {
+  if (what == Collective::kBroadcast) return 1;
   const double others = (ranks - 1.0) / ranks;  // share of the data that other ranks hold
-  switch (what) {
-    case Collective::kAllReduce:
-      return 2 * others;
-    case Collective::kReduceScatter:
-    case Collective::kAllGather:
-    case Collective::kAllToAll:
-      return others;
-    case Collective::kBroadcast:
-      return 1;
-  }
-  require(false, "a collective without a factor");
-  return 0;
+  return what == Collective::kAllReduce ? 2 * others : others;
 }
 
 RunCollective group_collectives(ProcessGroup& group) {
@@ -77,43 +66,27 @@ RunCollective group_collectives(ProcessGroup& group) {
 }
 
 CollectiveTensors make_tensors(Collective what, std::int64_t count, int rank, int ranks) {
-  switch (what) {
-    case Collective::kAllReduce:
-    case Collective::kBroadcast:
-      return {values_of_rank(rank, count), {}};
-    case Collective::kReduceScatter:
-      return {at::empty({count / ranks}), values_of_rank(rank, count)};
-    case Collective::kAllGather:
-      return {at::empty({count}), values_of_rank(rank, count / ranks)};
-    case Collective::kAllToAll:
-      return {at::empty({count}), values_of_rank(rank, count)};
-  }
-  require(false, "a collective without tensors");
-  return {};
+  const bool in_place = what == Collective::kAllReduce || what == Collective::kBroadcast;
+  if (in_place) return {values_of_rank(rank, count), {}};
+  const std::int64_t part = count / ranks;
+  return {at::empty({what == Collective::kReduceScatter ? part : count}),
+          values_of_rank(rank, what == Collective::kAllGather ? part : count)};
 }
 
 at::Tensor expected_output(Collective what, std::int64_t count, int rank, int ranks) {
+  if (what == Collective::kBroadcast) return values_of_rank(0, count);
+  if (what == Collective::kAllReduce) return sum_in_rank_order(count, ranks);
   const std::int64_t part = count / ranks;
-  switch (what) {
-    case Collective::kAllReduce:
-      return sum_in_rank_order(count, ranks);
-    case Collective::kReduceScatter:
-      return sum_in_rank_order(count, ranks).narrow(0, rank * part, part);
-    case Collective::kAllGather:
-    case Collective::kAllToAll: {
-      std::vector<at::Tensor> parts;
-      for (int peer = 0; peer < ranks; ++peer) {
-        parts.push_back(what == Collective::kAllGather
-                            ? values_of_rank(peer, part)
-                            : values_of_rank(peer, count).narrow(0, rank * part, part).clone());
-      }
-      return at::cat(parts);
-    }
-    case Collective::kBroadcast:
-      return values_of_rank(0, count);
+  if (what == Collective::kReduceScatter) {
+    return sum_in_rank_order(count, ranks).narrow(0, rank * part, part);
   }
-  require(false, "a collective without a result");
-  return {};
+  std::vector<at::Tensor> parts;
+  for (int peer = 0; peer < ranks; ++peer) {
+    parts.push_back(what == Collective::kAllGather
+                        ? values_of_rank(peer, part)
+                        : values_of_rank(peer, count).narrow(0, rank * part, part).clone());
+  }
+  return at::cat(parts);
 }
 
 std::string first_difference(const at::Tensor& output, const at::Tensor& expected) {

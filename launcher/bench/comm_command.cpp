@@ -1,6 +1,7 @@
 #include <ATen/Parallel.h>
 #include <ATen/ops/allclose.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/tensor.h>
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -136,15 +137,11 @@ void measure(World& world, at::Device device, int rounds, std::int64_t repetitio
 // The note on other load for all machines, without the load of the ranks. Collective.
 std::string load_beside_all_ranks(World& world, const OtherLoad& other_load) {
   const ProcessorSeconds& here = other_load.counted();
-  const at::Tensor sums = at::empty({5}, at::kDouble);
-  double* sum = sums.mutable_data_ptr<double>();
-  sum[0] = here.own;
-  const bool speaks = world.local_rank() == 0;  // one rank per machine speaks
-  sum[1] = speaks ? here.all : 0;
-  sum[2] = speaks ? here.busy : 0;
-  sum[3] = speaks ? here.stolen : 0;
-  sum[4] = speaks ? machine_cores() : 0;
+  const double speaks = world.local_rank() == 0 ? 1 : 0;  // one rank per machine speaks
+  const at::Tensor sums = at::tensor({here.own, speaks * here.all, speaks * here.busy,
+                                      speaks * here.stolen, speaks * machine_cores()});
   world.group().all_reduce(sums, ReduceOp::kSum, "bench");
+  const auto* sum = sums.const_data_ptr<double>();
   return other_load_note({.all = sum[1], .busy = sum[2], .stolen = sum[3], .own = sum[0]},
                          static_cast<int>(sum[4]));
 }

@@ -60,18 +60,8 @@ Seconds timed(const std::function<void()>& work) {
   return {end.wall - start.wall, end.here - start.here, end.elsewhere - start.elsewhere};
 }
 
-WindowOptions window_options() {
-  WindowOptions options;
-  options.sequence_length = kLength;
-  return options;
-}
-
-LoaderOptions loader_options() {
-  LoaderOptions options;
-  options.global_batch = kBatch;
-  options.seed = kSeed;
-  return options;
-}
+const WindowOptions kWindows{.sequence_length = kLength};
+constexpr LoaderOptions kLoading{.global_batch = kBatch, .seed = kSeed};
 
 // Files and offsets of a stream, and nothing else: no checksum, no range check of ids, no batch.
 class PlainReader {
@@ -155,8 +145,8 @@ fs::path prepare_corpus_in(const fs::path& folder) {
 class RowReaders {
  public:
   explicit RowReaders(const Corpus& corpus)
-      : per_epoch_(num_training_windows(corpus, window_options())),
-        loader_(training_windows(corpus, window_options()), loader_options(), 0),
+      : per_epoch_(num_training_windows(corpus, kWindows)),
+        loader_(training_windows(corpus, kWindows), kLoading, 0),
         plain_(corpus),
         batch_(kBatch * (kLength + 1)) {}
 
@@ -260,17 +250,12 @@ void measure_rows(const Corpus& corpus, int rounds, std::ostream& out) {
 void make_sparse_corpus(const fs::path& folder) {
   const std::int64_t elements = kManyTokens / kManyShards, bytes = 2 * elements;
   const std::int64_t pages = shard_format::num_pages(bytes);
-  std::string table;
   const std::vector<char> page(shard_format::kPageBytes);
-  const auto add_crc = [&](std::int64_t size) {
-    const std::uint32_t crc = crc32c(page.data(), static_cast<std::size_t>(size));
-    table.append(reinterpret_cast<const char*>(&crc), sizeof crc);
-  };
-  const std::uint32_t whole = crc32c(page.data(), page.size());
-  for (std::int64_t i = 0; i + 1 < pages; ++i) {
-    table.append(reinterpret_cast<const char*>(&whole), sizeof whole);
-  }
-  add_crc(bytes - (pages - 1) * shard_format::kPageBytes);
+  const std::int64_t last_bytes = bytes - (pages - 1) * shard_format::kPageBytes;
+  std::vector<std::uint32_t> table(static_cast<std::size_t>(pages),
+                                   crc32c(page.data(), page.size()));
+  table.back() = crc32c(page.data(), static_cast<std::size_t>(last_bytes));
+  const std::size_t table_bytes = table.size() * sizeof table[0];
 
   CorpusManifest manifest;
   manifest.set_format(shard_format::kManifestFormat);
@@ -290,14 +275,14 @@ void make_sparse_corpus(const fs::path& folder) {
   File::create(one).close();
   fs::resize_file(one, static_cast<std::uintmax_t>(bytes));
   File shard_file = File::open_for_append(one);
-  shard_file.write_all(table);
+  shard_file.write_all(table.data(), table_bytes);
   shard_file.close();
   for (std::int64_t i = 0; i < kManyShards; ++i) {
     auto& shard = *stream.add_shard();
     shard.set_file(fmt::format("train-tokens-{:05}.h5", i));
     fs::create_hard_link(one, folder / shard.file());
     shard.set_hash(std::string(32, '0'));
-    shard.set_bytes(bytes + static_cast<std::int64_t>(table.size()));
+    shard.set_bytes(bytes + static_cast<std::int64_t>(table_bytes));
     shard.set_elements(elements);
     shard.set_documents(0);
     shard.set_values_offset(0);
@@ -305,12 +290,10 @@ void make_sparse_corpus(const fs::path& folder) {
     shard.set_documents_offset(bytes);
     shard.set_documents_bytes(0);
     shard.set_page_crcs_offset(bytes);
-    shard.set_page_crcs_bytes(static_cast<std::int64_t>(table.size()));
-    shard.set_page_crcs_crc(crc32c(table.data(), table.size()));
+    shard.set_page_crcs_bytes(static_cast<std::int64_t>(table_bytes));
+    shard.set_page_crcs_crc(crc32c(table.data(), table_bytes));
   }
-  File file = File::create(folder / kCorpusManifestName);
-  file.write_all(manifest_json(manifest));
-  file.close();
+  write_file_durably((folder / kCorpusManifestName).string(), manifest_json(manifest));
 }
 
 void measure_start(const fs::path& folder, std::ostream& out) {
@@ -327,10 +310,10 @@ void measure_start(const fs::path& folder, std::ostream& out) {
     const double read = wall_seconds();
     const Corpus corpus(folder);
     const double opened = wall_seconds();
-    const Sampler order(kSeed, 0, num_training_windows(corpus, window_options()));
+    const Sampler order(kSeed, 0, num_training_windows(corpus, kWindows));
     sum += order.at(0);
     const double ordered = wall_seconds();
-    TrainLoader loader(training_windows(corpus, window_options()), loader_options(), 0);
+    TrainLoader loader(training_windows(corpus, kWindows), kLoading, 0);
     loader.next();
     const double loaded = wall_seconds();
     require(sum > 0, "an index");

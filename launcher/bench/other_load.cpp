@@ -50,22 +50,14 @@ ProcessorSeconds processor_seconds_so_far() {
 
 }  // namespace
 
-ProcessorSeconds& ProcessorSeconds::operator+=(const ProcessorSeconds& other) {
-  all += other.all;
-  busy += other.busy;
-  stolen += other.stolen;
-  own += other.own;
-  return *this;
-}
-
 void OtherLoad::begin() { start_ = processor_seconds_so_far(); }
 
 void OtherLoad::end() {
   const ProcessorSeconds now = processor_seconds_so_far();
-  counted_ += {.all = now.all - start_.all,
-               .busy = now.busy - start_.busy,
-               .stolen = now.stolen - start_.stolen,
-               .own = now.own - start_.own};
+  counted_.all += now.all - start_.all;
+  counted_.busy += now.busy - start_.busy;
+  counted_.stolen += now.stolen - start_.stolen;
+  counted_.own += now.own - start_.own;
 }
 
 std::string OtherLoad::note() const { return other_load_note(counted_, machine_cores()); }

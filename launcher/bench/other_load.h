@@ -11,8 +11,6 @@ struct ProcessorSeconds {
   double busy = 0;    // used by any process and by the system
   double stolen = 0;  // given to other virtual machines by the host
   double own = 0;     // used by this process and its children that have ended
-
-  ProcessorSeconds& operator+=(const ProcessorSeconds& other);
 };
 
 // Counts between begin() and end(), which may be called again.

@@ -1,6 +1,5 @@
 #include <fmt/core.h>
 
-#include <charconv>
 #include <filesystem>
 #include <optional>
 #include <ostream>
@@ -9,6 +8,7 @@
 #include <vector>
 
 #include "cluster/base/error.h"
+#include "cluster/base/text/number_text.h"
 #include "cluster/base/text/plural.h"
 #include "data/corpus/corpus.h"
 #include "data/corpus/verify.h"
@@ -21,14 +21,6 @@ namespace birkhoff {
 namespace {
 
 constexpr double kMaxHeldOut = 0.9;
-
-std::optional<double> number_in(const std::string& value) {
-  double number = 0;
-  const auto read = std::from_chars(value.data(), value.data() + value.size(), number);
-  const bool is_number =
-      !value.empty() && read.ec == std::errc() && read.ptr == value.data() + value.size();
-  return is_number ? std::optional(number) : std::nullopt;
-}
 
 bool names_something(const std::string& path) {
   std::error_code ignored;
@@ -46,7 +38,7 @@ class HeldOut {
 
   // Returns false for a value after a fraction, which does not belong to the option.
   bool take(const std::string& value, std::vector<std::string>& notes) {
-    const std::optional<double> number = number_in(value);
+    const std::optional<double> number = parse_number<double>(value);
     if (!number) {
       if (is_given_) return false;
       if (!names_something(value)) {

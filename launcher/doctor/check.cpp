@@ -16,7 +16,7 @@ std::string fact_of(const Answer& answer, const std::string& key) {
   return answer.facts.value(key, "none");
 }
 
-Majority majority_of(const Answers& answers, const char* key) {
+Majority majority_of(const Answers& answers, const std::string& key) {
   if (answers.empty()) return {};
   std::map<std::string, std::size_t> counts;
   for (const Answer& answer : answers) ++counts[fact_of(answer, key)];
@@ -34,6 +34,17 @@ Majority majority_of(const Answers& answers, const char* key) {
   }
   if (!is_strict) majority.value += fmt::format(" on rank {}", usual.rank);
   return majority;
+}
+
+std::string add_minority(Judgement& judgement, Verdict verdict, const Answers& answers,
+                         const std::string& key, const std::string& subject, const char* cure) {
+  const Majority majority = majority_of(answers, key);
+  for (const Answer& other : majority.others) {
+    judgement.add(verdict, other,
+                  fmt::format("{}{} instead of {}", subject, fact_of(other, key), majority.value),
+                  cure);
+  }
+  return majority.value;
 }
 
 std::vector<Answers> by_host(const Answers& answers) {

@@ -64,6 +64,12 @@ struct Judgement {
   }
 };
 
+// Looks at this rank. Error: the rank fails the check, with its text. With scope kRank it may
+// communicate (collective over the world), and must then not skip an operation because of an error.
+using Probe = Facts(const Subject&);
+// Gets the answers of all ranks that were probed without an error, at least one.
+using Judge = Judgement(const Answers&);
+
 enum class Scope { kOnce, kHost, kRank };                       // who is probed
 enum class Needs { kNothing, kConfigFile, kRunFolder, kBoth };  // of the command line
 enum class Cost { kInstant, kSeconds, kMeasurement };           // `train` runs the instant ones
@@ -74,11 +80,8 @@ struct Check {
   Needs needs;
   Cost cost;
   ExitCode code;  // of a job that ends because it fails
-  // Error: the rank fails the check, with its text. With scope kRank it may communicate (collective
-  // over the world), and must then not skip an operation because of an error.
-  Facts (*probe)(const Subject&);
-  // Gets the answers of all ranks that were probed without an error, at least one.
-  Judgement (*judge)(const Answers&);
+  Probe* probe;
+  Judge* judge;
 };
 
 // ---- For judges.
@@ -93,7 +96,11 @@ struct Majority {
   std::string value;
   Answers others;
 };
-Majority majority_of(const Answers& answers, const char* key);
+Majority majority_of(const Answers& answers, const std::string& key);
+// Adds a finding, "SUBJECT mine instead of usual", about each answer with another value of
+// facts[key] than most. Returns the usual value.
+std::string add_minority(Judgement& judgement, Verdict verdict, const Answers& answers,
+                         const std::string& key, const std::string& subject, const char* cure);
 
 // The answers of each host, in the order of ranks.
 std::vector<Answers> by_host(const Answers& answers);

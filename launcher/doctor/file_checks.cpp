@@ -44,15 +44,11 @@ std::int64_t checkpoint_bytes(const configs::Config& config) {
 // MB/s of a durable write of num_bytes, which also reveals quotas. Removes the file.
 double write_trial(const std::string& folder, std::int64_t num_bytes) {
   const std::string path = trial_path(folder);
-  const std::string block(std::size_t{1} << 20, 'x');
+  const std::string bytes(static_cast<std::size_t>(num_bytes), 'x');
   const auto start = std::chrono::steady_clock::now();
   try {
     File file = File::create(path);
-    for (std::int64_t left = num_bytes; left > 0;) {
-      const auto part = std::min<std::int64_t>(left, static_cast<std::int64_t>(block.size()));
-      file.write_all(block.data(), static_cast<std::size_t>(part));
-      left -= part;
-    }
+    file.write_all(bytes);
     file.sync();
     file.close();
   } catch (...) {
@@ -163,13 +159,8 @@ Judgement judge_run_folder(const Answers& answers) {
                     fmt::format("rank 0 does not see what it writes in {}", folder), kShare);
     }
   }
-  const Majority majority = majority_of(seeing, "inode");
-  for (const Answer& other : majority.others) {
-    judgement.add(Verdict::kWarn, other,
-                  fmt::format("{} has inode {} instead of {}", folder, fact_of(other, "inode"),
-                              majority.value),
-                  "make sure that it is the same file system on all hosts");
-  }
+  add_minority(judgement, Verdict::kWarn, seeing, "inode", folder + " has inode ",
+               "make sure that it is the same file system on all hosts");
   return judgement;
 }
 

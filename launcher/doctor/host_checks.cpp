@@ -6,7 +6,6 @@
 #include <sys/socket.h>
 
 #include <algorithm>
-#include <atomic>
 #include <cerrno>
 #include <chrono>
 #include <cmath>
@@ -16,6 +15,7 @@
 #include <random>
 #include <set>
 #include <sstream>
+#include <stop_token>
 #include <string_view>
 #include <thread>
 
@@ -25,6 +25,7 @@
 #include "cluster/health/connection.h"
 #include "launcher/doctor/probes.h"
 #include "launcher/measure/report.h"
+#include "runtime/reporting/run_history.h"
 
 namespace birkhoff {
 namespace {
@@ -190,8 +191,7 @@ Facts probe_clock(const Subject& subject) {
   std::vector<double> readings;
   for (int i = 0; i < kReadings; ++i) {
     subject.world.group().barrier("doctor: clock");
-    const auto now = std::chrono::system_clock::now().time_since_epoch();
-    readings.push_back(std::chrono::duration<double>(now).count());
+    readings.push_back(unix_seconds());
   }
   return {{"readings", readings}};
 }
@@ -244,16 +244,14 @@ Judgement judge_clock(const Answers& answers) {
 class Greeter {
  public:
   Greeter(Socket listener, std::string word)
-      : listener_(std::move(listener)), word_(std::move(word)), thread_([this] { greet(); }) {}
-  ~Greeter() {
-    stopping_ = true;
-    thread_.join();
-  }
+      : listener_(std::move(listener)),
+        word_(std::move(word)),
+        thread_([this](const std::stop_token& stop) { greet(stop); }) {}
 
  private:
-  void greet() const {
+  void greet(const std::stop_token& stop) const {
     constexpr int kPollMs = 100;
-    while (!stopping_ && listener_) {
+    while (!stop.stop_requested() && listener_) {
       wait_readable({listener_.get()}, kPollMs);
       while (const Socket guest{::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC)}) {
         ::send(guest.get(), word_.data(), word_.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
@@ -263,8 +261,7 @@ class Greeter {
 
   const Socket listener_;
   const std::string word_;
-  std::atomic<bool> stopping_ = false;
-  std::thread thread_;
+  std::jthread thread_;
 };
 
 // Whether the word arrives within `ms` milliseconds.

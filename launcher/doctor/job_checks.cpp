@@ -97,12 +97,8 @@ Judgement judge_program(const Answers& answers) {
   Facts keys;  // another build may have other libraries: NCCL
   for (const Answer& answer : answers) keys.update(answer.facts);
   for (const auto& [key, value] : keys.items()) {
-    const Majority majority = majority_of(answers, key.c_str());
-    for (const Answer& other : majority.others) {
-      judgement.add(Verdict::kFail, other,
-                    fmt::format("{}: {} instead of {}", key, fact_of(other, key), majority.value),
-                    "install the same build and the same libraries on all hosts");
-    }
+    add_minority(judgement, Verdict::kFail, answers, key, key + ": ",
+                 "install the same build and the same libraries on all hosts");
   }
   return judgement;
 }
@@ -150,14 +146,11 @@ Facts probe_corpus(const Subject& subject) {
 }
 
 Judgement judge_corpus(const Answers& answers) {
-  const Majority majority = majority_of(answers, "fingerprint");
-  Judgement judgement{fmt::format("{}, readable on all ranks", majority.value)};
-  for (const Answer& other : majority.others) {
-    judgement.add(
-        Verdict::kFail, other,
-        fmt::format("corpus {} instead of {}", fact_of(other, "fingerprint"), majority.value),
-        "copy the same corpus to all hosts, or name a shared folder in data.corpus");
-  }
+  Judgement judgement;
+  judgement.summary =
+      add_minority(judgement, Verdict::kFail, answers, "fingerprint", "corpus ",
+                   "copy the same corpus to all hosts, or name a shared folder in data.corpus") +
+      ", readable on all ranks";
   return judgement;
 }
 
@@ -182,13 +175,10 @@ Judgement judge_gpus(const Answers& answers) {
     users[gpu].push_back(&answer);
   }
   if (with_gpu.empty()) return {"none are used"};
-  const Majority majority = majority_of(with_gpu, "name");
-  Judgement judgement{fmt::format("{}, one for each rank", majority.value)};
-  for (const Answer& other : majority.others) {
-    judgement.add(Verdict::kWarn, other,
-                  fmt::format("{} instead of {}", fact_of(other, "name"), majority.value),
-                  "the slowest GPU sets the pace: use GPUs of one kind");
-  }
+  Judgement judgement;
+  judgement.summary = add_minority(judgement, Verdict::kWarn, with_gpu, "name", "",
+                                   "the slowest GPU sets the pace: use GPUs of one kind") +
+                      ", one for each rank";
   for (const auto& [gpu, ranks] : users) {
     if (ranks.size() == 1 || ranks.front()->facts.value("shared", false)) continue;
     Finding finding{Verdict::kFail,

@@ -54,7 +54,9 @@ class Planner {
   explicit Planner(const PlanRequest& request)
       : request_(request),
         config_(request.config),
-        model_(make_model(config_, request.vocabulary, at::kMeta)) {
+        model_(make_model(config_, request.vocabulary, at::kMeta)),
+        state_(rank_state(config_, request.vocabulary, request.ranks)),
+        saved_(saved_state(config_, request.vocabulary, request.ranks)) {
     const configs::Train& train = config_.train();
     for (int rank = 0; rank < request.ranks; ++rank) {
       rows_ = std::max(
@@ -100,11 +102,10 @@ class Planner {
     return static_cast<double>(rows_) / static_cast<double>(micro_batch_);
   }
 
-  configs::Config with(int zero_stage, bool recompute) const {
+  RankState state_with(int zero_stage) const {
     configs::Config config = config_;
     config.mutable_train()->set_zero_stage(zero_stage);
-    config.mutable_train()->set_recompute(recompute);
-    return config;
+    return rank_state(config, request_.vocabulary, request_.ranks);
   }
 
   void add_parameters() {
@@ -160,27 +161,19 @@ class Planner {
         {},
         {}};
     struct Variant {
-      int zero_stage;
+      RankState state;
       bool recompute;
     };
-    std::vector<Variant> variants = {{train.zero_stage(), train.recompute()},
-                                     {train.zero_stage(), !train.recompute()}};
-    const bool sliceable = request_.ranks > 1 && optimizer_has_slices(train.optimizer());
-    if (sliceable) variants.push_back({1 - train.zero_stage(), train.recompute()});
+    std::vector<Variant> variants = {{state_, train.recompute()}, {state_, !train.recompute()}};
     table.columns = {{"configured", "MB as configured", kMega},
                      {train.recompute() ? "without_recompute" : "with_recompute",
                       train.recompute() ? "without recompute" : "with recompute", kMega}};
-    if (sliceable) {
+    if (request_.ranks > 1 && optimizer_has_slices(train.optimizer())) {
+      variants.push_back({state_with(1 - train.zero_stage()), train.recompute()});
       table.columns.push_back({train.zero_stage() > 0 ? "without_zero" : "with_zero",
                                train.zero_stage() > 0 ? "without ZeRO" : "with ZeRO", kMega});
     }
-    std::vector<RankState> states;
-    for (const Variant& variant : variants) {
-      states.push_back(rank_state(with(variant.zero_stage, variant.recompute), request_.vocabulary,
-                                  request_.ranks));
-    }
-    const double copy =
-        static_cast<double>(saved_state(config_, request_.vocabulary, request_.ranks).copy_bytes);
+    const auto copy = static_cast<double>(saved_.copy_bytes);
     // The batches in the queue, the one being trained on, and the one being filled.
     const double batches =
         static_cast<double>(batch_bytes(config_, rows_) * (config_.data().prefetch() + 2));
@@ -188,7 +181,7 @@ class Planner {
     const auto add = [&](const char* part, const auto& value) {
       std::vector<std::optional<double>> values;
       for (std::size_t i = 0; i < variants.size(); ++i) {
-        values.push_back(value(states[i], memory_[variants[i].recompute]));
+        values.push_back(value(variants[i].state, memory_[variants[i].recompute]));
         totals[i] += *values.back();
       }
       table.add(part, std::move(values));
@@ -226,24 +219,22 @@ class Planner {
                     "and each moment once for each use, so real kernels move more.",
                     {{"flops", "GFLOP", kGiga}, {"bytes", "GB moved at least", kGiga}},
                     {}};
-    const RankState state = rank_state(config_, request_.vocabulary, request_.ranks);
-    const auto values = static_cast<double>(state.values_bytes);
-    const auto gradients = static_cast<double>(state.gradients_bytes);
+    const auto values = static_cast<double>(state_.values_bytes);
+    const auto gradients = static_cast<double>(state_.gradients_bytes);
     const TrialMemory& memory = memory_[config_.train().recompute()];
     const double kept = (memory.layers + memory.rest) * micro_batches();
     table.add("forward", {forward_flops(), values * micro_batches() + kept});
     table.add("backward", {backward_flops(), (values + 2 * gradients) * micro_batches() + kept});
-    table.add("optimizer", {std::nullopt, 2 * static_cast<double>(state.optimizer_bytes) +
-                                              updated_share(state) * (2 * values + gradients)});
+    table.add("optimizer", {std::nullopt, 2 * static_cast<double>(state_.optimizer_bytes) +
+                                              updated_share() * (2 * values + gradients)});
     table.add("step", {forward_flops() + backward_flops(), std::nullopt});
     plan_.tables.push_back(std::move(table));
   }
 
   // The share of the parameters that the rank updates: with slices, only its own.
-  double updated_share(const RankState& state) const {
-    const RankState whole =
-        rank_state(with(0, config_.train().recompute()), request_.vocabulary, request_.ranks);
-    return static_cast<double>(state.optimizer_bytes) / static_cast<double>(whole.optimizer_bytes);
+  double updated_share() const {
+    return static_cast<double>(state_.optimizer_bytes) /
+           static_cast<double>(state_with(/*zero_stage=*/0).optimizer_bytes);
   }
 
   bool has_several_nodes() const { return request_.ranks > request_.ranks_per_node; }
@@ -259,8 +250,7 @@ class Planner {
   }
 
   void add_communication() {
-    exchanges_ = rank_state(config_, request_.vocabulary, request_.ranks).exchanges;
-    if (exchanges_.empty()) return;
+    if (state_.exchanges.empty()) return;
     PlanTable table{"communication",
                     "Communication of a rank in a step. Inputs: as the process group counts them. "
                     "Sent: to other ranks, and of that to other nodes.",
@@ -274,7 +264,7 @@ class Planner {
       table.add(each.what, {static_cast<double>(each.operations), static_cast<double>(each.bytes),
                             each.sent_bytes, sent_to_other_nodes(each)});
     };
-    for (const Exchange& each : exchanges_) {
+    for (const Exchange& each : state_.exchanges) {
       add(each);
       total.operations += each.operations;
       total.bytes += each.bytes;
@@ -286,7 +276,7 @@ class Planner {
   }
 
   void add_checkpoint() {
-    const CheckpointSize size = saved_state(config_, request_.vocabulary, request_.ranks).size;
+    const CheckpointSize& size = saved_.size;
     PlanTable table{"checkpoint",
                     fmt::format("A checkpoint on disk, without the tokenizer's file; a run keeps "
                                 "{} (checkpoint.keep) and writes one more.",
@@ -337,7 +327,7 @@ class Planner {
     // copies. A node's ranks share its network.
     double local = 0;
     std::map<bool, double> between;  // seconds, by in_backward_pass
-    for (const Exchange& each : exchanges_) {
+    for (const Exchange& each : state_.exchanges) {
       const double to_others = sent_to_other_nodes(each);
       if (times_) local += 6 * (each.sent_bytes - to_others) / times_->copy_bytes;
       between[each.in_backward_pass] += to_others * request_.ranks_per_node /
@@ -350,9 +340,7 @@ class Planner {
     table.add("forward", {forward});
     table.add("backward", {backward});
     if (times_) {
-      const double optimizer =
-          times_->step.optimizer *
-          updated_share(rank_state(config_, request_.vocabulary, request_.ranks));
+      const double optimizer = times_->step.optimizer * updated_share();
       step += optimizer;
       table.add("optimizer", {optimizer});
     }
@@ -421,12 +409,13 @@ class Planner {
   const PlanRequest& request_;
   const configs::Config& config_;
   const std::unique_ptr<Model> model_;
+  const RankState state_;                    // as configured
+  const SavedState saved_;                   // as configured
   std::int64_t rows_ = 0, micro_batch_ = 0;  // sequences of the rank with the most
   std::vector<std::string> slow_paths_;      // of attention
   double layers_flops_ = 0;                  // of their forward pass, without embedding and head
   std::map<bool, TrialMemory> memory_;       // by train.recompute
   std::optional<TrialTimes> times_;          // as configured
-  std::vector<Exchange> exchanges_;
   std::optional<double> step_seconds_;
   Plan plan_;
 };

@@ -3,7 +3,6 @@
 #pragma once
 
 #include <cstdint>
-#include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
 #include <utility>
@@ -48,13 +47,6 @@ struct PlanTable {
     rows.push_back({std::move(part), std::move(values)});
   }
 };
-
-// The title and a Markdown table.
-std::string table_text(const PlanTable& table);
-
-// {part: {column: value}}, with underscores in place of spaces; a value that does not apply is
-// null, and whole numbers have no fraction.
-nlohmann::ordered_json table_json(const PlanTable& table);
 
 struct Plan {
   std::vector<PlanTable> tables;

@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 #include <nlohmann/json.hpp>
 #include <ostream>
 
@@ -13,6 +14,7 @@
 #include "configs/loader/config_io.h"
 #include "data/corpus/corpus.h"
 #include "launcher/commands.h"
+#include "launcher/measure/report.h"
 #include "launcher/plan/plan.h"
 #include "launcher/processes/ranks.h"
 
@@ -54,6 +56,45 @@ PlanRequest request_of(const PlanArguments& arguments, const configs::Config& co
                                 .restart_seconds = arguments.restart_seconds};
   }
   return request;
+}
+
+constexpr double kMaxWhole = 0x1p53;  // doubles up to here hold every integer
+
+bool is_whole(double value) { return std::abs(value) < kMaxWhole && std::floor(value) == value; }
+
+nlohmann::ordered_json number(const std::optional<double>& value) {
+  if (!value || !std::isfinite(*value)) return nullptr;
+  if (is_whole(*value)) return static_cast<std::int64_t>(*value);
+  return *value;
+}
+
+// The title and a Markdown table.
+std::string table_text(const PlanTable& table) {
+  std::vector<std::string> heads = {"part"};
+  for (const PlanColumn& column : table.columns) heads.push_back(column.head);
+  std::string text = table.title + "\n\n" + table_head(heads);
+  for (const PlanRow& row : table.rows) {
+    std::vector<std::string> cells = {row.part};
+    for (std::size_t i = 0; i < row.values.size(); ++i) {
+      cells.push_back(row.values[i] ? figure(*row.values[i] / table.columns[i].unit) : "");
+    }
+    text += table_row(cells);
+  }
+  return text;
+}
+
+// {part: {column: value}}, with underscores in place of spaces; a value that does not apply is
+// null, and whole numbers have no fraction.
+nlohmann::ordered_json table_json(const PlanTable& table) {
+  auto json = nlohmann::ordered_json::object();
+  for (const PlanRow& row : table.rows) {
+    std::string key = row.part;
+    std::replace(key.begin(), key.end(), ' ', '_');
+    for (std::size_t i = 0; i < row.values.size(); ++i) {
+      json[key][table.columns[i].key] = number(row.values[i]);
+    }
+  }
+  return json;
 }
 
 void print_json(const PlanArguments& arguments, const PlanRequest& request, const Plan& plan,

@@ -1,20 +1,16 @@
 #include "launcher/plan/trial.h"
 
 #include <ATen/Parallel.h>
-#include <ATen/ops/empty.h>
-#include <ATen/ops/empty_like.h>
-#include <ATen/ops/mm.h>
-#include <ATen/ops/randn.h>
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <atomic>
 #include <chrono>
-#include <cmath>
 #include <memory>
 #include <thread>
 
 #include "cluster/base/error.h"
+#include "launcher/measure/machine_speed.h"
 #include "launcher/measure/report.h"
 #include "launcher/plan/smaller_config.h"
 #include "models/transformer/layers.h"
@@ -64,13 +60,9 @@ class Neighbours {
 class Rounds {
  public:
   Rounds(const configs::Config& config, int count, int neighbours)
-      : count_(count), neighbours_(neighbours) {
-    const auto precision = config.train().precision();
-    a_ = at::randn({kMatrix, kMatrix})
-             .to(precision == configs::Train::fp32   ? at::kFloat
-                 : precision == configs::Train::fp64 ? at::kDouble
-                                                     : at::kBFloat16);
-  }
+      : count_(count),
+        neighbours_(neighbours),
+        machine_(product_dtype(config.train().precision()), at::kCPU) {}
 
   // Medians of a step's parts.
   PartTimes time(const configs::Config& config, std::int64_t vocabulary) {
@@ -83,31 +75,22 @@ class Rounds {
       forward.push_back(seconds.forward);
       backward.push_back(seconds.backward);
       optimizer.push_back(seconds.optimizer);
-      products_.push_back(seconds_of([&] { at::mm(a_, a_); }));
-      copies_.push_back(seconds_of([&] { to_.copy_(from_); }));
+      machine_.measure(watch_);
     }
     return {median(forward), median(backward), median(optimizer)};
   }
 
-  double product_flops() const {
-    return 2 * std::pow(static_cast<double>(kMatrix), 3) / median(products_);
-  }
-  double copy_bytes() const { return 2 * static_cast<double>(kCopy) / median(copies_); }
+  const MachineSpeed& machine() const { return machine_; }
 
  private:
-  static constexpr std::int64_t kMatrix = 1024, kCopy = 64 << 20;
-
-  template <typename Work>
-  static double seconds_of(const Work& work) {
-    const double start = wall_seconds();
-    work();
-    return wall_seconds() - start;
+  static at::ScalarType product_dtype(configs::Train::Precision precision) {
+    if (precision == configs::Train::fp64) return at::kDouble;
+    return precision == configs::Train::fp32 ? at::kFloat : at::kBFloat16;
   }
 
   const int count_, neighbours_;
-  at::Tensor a_;
-  const at::Tensor from_ = at::empty({kCopy}, at::kByte).fill_(1), to_ = at::empty_like(from_);
-  std::vector<double> products_, copies_;
+  const Stopwatch watch_{at::kCPU};
+  MachineSpeed machine_;
 };
 
 }  // namespace
@@ -378,8 +361,8 @@ TrialTimes Trial::times(int rounds, int neighbours) {
     tried_ = fmt::format("1 of {} layers, {} of {} tokens and {} of {} token ids", layers,
                          shape.tokens(), whole().tokens(), ids, vocabulary_);
   }
-  times.product_flops = timed.product_flops();
-  times.copy_bytes = timed.copy_bytes();
+  times.product_flops = timed.machine().flops_per_second();
+  times.copy_bytes = timed.machine().bytes_per_second();
   return times;
 }
 

@@ -32,18 +32,6 @@ struct Running {
   bool at_end = false;  // it has closed the pipe
 };
 
-// Settings of posix_spawn.
-struct FileActions {
-  FileActions() { posix_spawn_file_actions_init(&value); }
-  ~FileActions() { posix_spawn_file_actions_destroy(&value); }
-  posix_spawn_file_actions_t value;
-};
-struct Attributes {
-  Attributes() { posix_spawnattr_init(&value); }
-  ~Attributes() { posix_spawnattr_destroy(&value); }
-  posix_spawnattr_t value;
-};
-
 // Ranks call it, too, and a fork may corrupt memory that MPI has registered with a network device:
 // posix_spawn copies no page of this process.
 Running start(const std::vector<std::string>& line) {
@@ -54,19 +42,23 @@ Running start(const std::vector<std::string>& line) {
   if (pipe2(ends, O_CLOEXEC) != 0) fail(ExitCode::kMemory, "pipe: {}", std::strerror(errno));
   Descriptor read_end(ends[0]), write_end(ends[1]), err(memfd_create("stderr", MFD_CLOEXEC));
   if (err.get() < 0) fail(ExitCode::kMemory, "memfd_create: {}", std::strerror(errno));
-  FileActions files;
-  posix_spawn_file_actions_addopen(&files.value, STDIN_FILENO, "/dev/null", O_RDONLY, 0);
-  posix_spawn_file_actions_adddup2(&files.value, write_end.get(), STDOUT_FILENO);
-  posix_spawn_file_actions_adddup2(&files.value, err.get(), STDERR_FILENO);
-  Attributes attributes;
+  posix_spawn_file_actions_t files;
+  posix_spawn_file_actions_init(&files);
+  posix_spawn_file_actions_addopen(&files, STDIN_FILENO, "/dev/null", O_RDONLY, 0);
+  posix_spawn_file_actions_adddup2(&files, write_end.get(), STDOUT_FILENO);
+  posix_spawn_file_actions_adddup2(&files, err.get(), STDERR_FILENO);
+  posix_spawnattr_t attributes;
+  posix_spawnattr_init(&attributes);
   sigset_t none;  // programs expect that no signal is blocked
   sigemptyset(&none);
-  posix_spawnattr_setsigmask(&attributes.value, &none);
-  posix_spawnattr_setpgroup(&attributes.value, 0);  // so that all of it can be killed
-  posix_spawnattr_setflags(&attributes.value, POSIX_SPAWN_SETSIGMASK | POSIX_SPAWN_SETPGROUP);
+  posix_spawnattr_setsigmask(&attributes, &none);
+  posix_spawnattr_setpgroup(&attributes, 0);  // so that all of it can be killed
+  posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETSIGMASK | POSIX_SPAWN_SETPGROUP);
   Running running{-1, std::move(read_end), std::move(err)};
-  const int error = posix_spawnp(&running.process, argv[0], &files.value, &attributes.value,
-                                 argv.data(), environ);
+  const int error =
+      posix_spawnp(&running.process, argv[0], &files, &attributes, argv.data(), environ);
+  posix_spawn_file_actions_destroy(&files);
+  posix_spawnattr_destroy(&attributes);
   if (error == EAGAIN || error == ENOMEM) {
     fail(ExitCode::kMemory, "start of {}: {}", line[0], std::strerror(error));
   }

@@ -4,7 +4,9 @@
 
 #include <algorithm>
 #include <chrono>
+#include <condition_variable>
 #include <cstdlib>
+#include <mutex>
 #include <random>
 #include <sstream>
 
@@ -13,11 +15,10 @@
 #include "cluster/base/text/plural.h"
 #include "configs/loader/site_io.h"
 #include "launcher/processes/command_output.h"
+#include "runtime/reporting/run_history.h"
 
 namespace birkhoff {
 namespace {
-
-using Seconds = std::chrono::duration<double>;
 
 constexpr std::chrono::seconds kCommandLimit{30}, kNodeLimit{10}, kAnswerLimit{10};
 constexpr std::chrono::minutes kAskEvery{3};
@@ -42,8 +43,7 @@ std::optional<double> end_of_job(const std::string& job) {
   const CommandOutput left = output_of(squeue({"--jobs=" + job, "--format=%L"}), kAnswerLimit);
   if (left.code != 0) return std::nullopt;
   const auto time = slurm_time(left.out.substr(0, left.out.find('\n')));  // not of "UNLIMITED"
-  const Seconds now = std::chrono::system_clock::now().time_since_epoch();
-  return time ? std::optional((now + *time).count()) : std::nullopt;
+  return time ? std::optional(unix_seconds() + static_cast<double>(time->count())) : std::nullopt;
 }
 
 }  // namespace
@@ -95,17 +95,10 @@ std::vector<std::string> SlurmJob::end_steps(std::size_t wanted) const {
 }
 
 TimeLimit::TimeLimit() {
-  if (const auto job = slurm_job_id())
-    thread_ = std::thread([this, job = *job] { ask_again_and_again(job); });
-}
-
-TimeLimit::~TimeLimit() {
-  {
-    const std::lock_guard lock(mutex_);
-    stop_ = true;
-  }
-  wakes_.notify_one();
-  if (thread_.joinable()) thread_.join();
+  const auto job = slurm_job_id();
+  if (!job) return;
+  thread_ = std::jthread(
+      [this, job = *job](const std::stop_token& stop) { ask_again_and_again(stop, job); });
 }
 
 std::optional<double> TimeLimit::end() const {
@@ -113,18 +106,18 @@ std::optional<double> TimeLimit::end() const {
   return seconds > 0 ? std::optional(seconds) : std::nullopt;
 }
 
-void TimeLimit::ask_again_and_again(const std::string& job) {
-  std::unique_lock lock(mutex_);
-  while (!stop_) {
-    lock.unlock();
+void TimeLimit::ask_again_and_again(const std::stop_token& stop, const std::string& job) {
+  std::mutex mutex;  // of the wait, which only the request to stop ends early
+  std::condition_variable_any wakes;
+  std::unique_lock lock(mutex);
+  while (!stop.stop_requested()) {
     try {
       // If Slurm does not answer, its last answer stands.
       if (const std::optional<double> end = end_of_job(job)) seconds_ = *end;
     } catch (const Error&) {
       // No process can be started now; perhaps later.
     }
-    lock.lock();
-    wakes_.wait_for(lock, kAskEvery, [this] { return stop_; });
+    wakes.wait_for(lock, stop, kAskEvery, [] { return false; });
   }
 }
 

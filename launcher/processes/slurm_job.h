@@ -3,10 +3,9 @@
 #pragma once
 
 #include <atomic>
-#include <condition_variable>
 #include <cstddef>
-#include <mutex>
 #include <optional>
+#include <stop_token>
 #include <string>
 #include <thread>
 #include <vector>
@@ -35,21 +34,15 @@ class TimeLimit {
  public:
   // Does nothing outside a Slurm job.
   TimeLimit();
-  ~TimeLimit();
-  TimeLimit(const TimeLimit&) = delete;
-  TimeLimit& operator=(const TimeLimit&) = delete;
 
   // Seconds since 1970; nullopt: not known yet, or there is no limit. Never waits.
   std::optional<double> end() const;
 
  private:
-  void ask_again_and_again(const std::string& job);
+  void ask_again_and_again(const std::stop_token& stop, const std::string& job);
 
   std::atomic<double> seconds_{0};  // 0: not known
-  std::mutex mutex_;
-  std::condition_variable wakes_;
-  bool stop_ = false;  // guarded by mutex_
-  std::thread thread_;
+  std::jthread thread_;
 };
 
 // The placement of a job's ranks.

@@ -9,7 +9,6 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <charconv>
 #include <chrono>
 #include <csignal>
 #include <cstdlib>
@@ -23,6 +22,7 @@
 #include "cluster/base/cpu.h"
 #include "cluster/base/error.h"
 #include "cluster/base/files/file.h"
+#include "cluster/base/text/number_text.h"
 #include "launcher/commands.h"
 #include "launcher/processes/shared_memory_folder.h"
 
@@ -320,11 +320,9 @@ std::vector<pid_t> marked_processes(const std::string& variable) {
   std::vector<pid_t> found;
   std::error_code error;
   for (const auto& entry : std::filesystem::directory_iterator("/proc", error)) {
-    const std::string name = entry.path().filename();
-    pid_t process = 0;
-    const char* const name_end = name.data() + name.size();
-    if (std::from_chars(name.data(), name_end, process).ptr != name_end) continue;
-    if (process != getpid() && was_started_with(process, variable)) found.push_back(process);
+    const auto process = parse_number<pid_t>(entry.path().filename().string());
+    if (!process || *process == getpid()) continue;
+    if (was_started_with(*process, variable)) found.push_back(*process);
   }
   return found;
 }
@@ -345,17 +343,15 @@ std::vector<pid_t> end_marked_processes(const std::string& variable) {
 
 // `name`: the launcher that was late.
 EndOfRanks end_of_late(const LostLauncher& lost, const std::string& name,
-                       const RankProgram& program, const StopSignals& signals,
-                       const std::string& job) {
-  if (lost.failure() != 0) return {.code = lost.failure(), .why = "", .job = job};
+                       const RankProgram& program, const StopSignals& signals) {
+  if (lost.failure() != 0) return {.code = lost.failure()};
   if (signals.received() != 0) {
-    return {.code = static_cast<int>(ExitCode::kRequeue), .why = kStoppedAtStart, .job = job};
+    return {.code = static_cast<int>(ExitCode::kRequeue), .why = kStoppedAtStart};
   }
   return {
       .code = static_cast<int>(ExitCode::kPeer),
       .why = fmt::format("{} did not start the ranks within {} s (--launch-seconds), and was ended",
-                         name, program.launch_limit.count()),
-      .job = job};
+                         name, program.launch_limit.count())};
 }
 
 }  // namespace
@@ -402,14 +398,14 @@ EndOfRanks supervise(const Placement& placement, const RankProgram& program,
   }
   EndOfRanks end{
       .code = 128 + SIGINT,
-      .why = "interrupted twice: ended at once, without saving; run the same command again",
-      .job = job};
+      .why = "interrupted twice: ended at once, without saving; run the same command again"};
   if (status) {
     end.why.clear();
     end.code = map_launcher_status(name, *status, signals.received() != 0, end.why);
   } else if (!signals.interrupted_twice()) {
-    end = end_of_late(lost, name, program, signals, job);
+    end = end_of_late(lost, name, program, signals);
   }
+  end.job = job;
   if (!end.why.empty()) err << "birkhoff: " << end.why << '\n';
   return end;
 }

@@ -27,9 +27,9 @@ inline constexpr const char* kJobVariable = "BIRKHOFF_SUPERVISOR";
 
 // The end of a job.
 struct EndOfRanks {
-  int code = 0;     // the exit code to report
-  std::string why;  // the supervisor's line for the user; empty: the ranks reported it
-  std::string job;  // its name
+  int code = 0;       // the exit code to report
+  std::string why{};  // the supervisor's line for the user; empty: the ranks reported it
+  std::string job{};  // its name
 };
 
 // Traces of a job's ranks that other processes can see.

@@ -28,7 +28,6 @@
 #include "launcher/runs/train_checks.h"
 #include "launcher/slurm/batch_script.h"
 #include "launcher/slurm/run_jobs.h"
-#include "launcher/slurm/submissions.h"
 #include "runtime/checkpoint/run_folder.h"
 
 namespace birkhoff {
@@ -293,45 +292,39 @@ void check_not_held(const fs::path& run) {
   }
 }
 
-// A submission, without its folder.
-struct Submission {
-  fs::path folder;
-  std::vector<Planned> runs;
-  std::string script;
-};
-
 // Writes the files and queues the jobs. Returns their ids.
-std::vector<std::string> queue_jobs(const Submission& submission, const BatchJob& job,
+std::vector<std::string> queue_jobs(const BatchJob& job, const std::string& script_text,
+                                    const std::vector<Planned>& runs,
                                     const SubmitArguments& arguments) {
-  create_folder(submission.folder);
-  for (std::size_t i = 0; i < submission.runs.size(); ++i) {
-    write_file_durably(job.runs[i].config.string(), config_text(submission.runs[i].config));
+  const fs::path& folder = job.output_folder;
+  create_folder(folder);
+  for (std::size_t i = 0; i < runs.size(); ++i) {
+    write_file_durably(job.runs[i].config.string(), config_text(runs[i].config));
   }
-  const fs::path script = submission.folder / "job.sh";
-  write_file_durably(script.string(), submission.script);
+  const fs::path script = folder / "job.sh";
+  write_file_durably(script.string(), script_text);
   std::vector<std::string> ids;
   try {
     if (arguments.fresh) {
       sbatch({"--test-only", script.string()});
-      for (const Planned& run : submission.runs) check_not_held(run.folder);
-      for (const Planned& run : submission.runs) {
+      for (const Planned& run : runs) check_not_held(run.folder);
+      for (const Planned& run : runs) {
         RunFolder(run.folder, run.config.train().seed(), /*fresh=*/true);
       }
     }
     ids.push_back(queue_script(script, ""));
   } catch (const Error&) {
-    remove_tree(submission.folder.string());
+    remove_tree(folder.string());
     throw;
   }
   std::vector<SubmittedJob> jobs;
   for (int i = 0; i < arguments.chain; ++i) {
     if (i > 0) ids.push_back(queue_script(script, ids.back()));
-    for (std::size_t run = 0; run < submission.runs.size(); ++run) {
-      const std::string id =
-          submission.runs.size() == 1 ? ids.back() : fmt::format("{}_{}", ids.back(), run);
-      jobs.push_back({.id = id, .run = submission.runs[run].folder, .output = {}, .end = {}});
+    for (std::size_t run = 0; run < runs.size(); ++run) {
+      const std::string id = runs.size() == 1 ? ids.back() : fmt::format("{}_{}", ids.back(), run);
+      jobs.push_back({.id = id, .run = runs[run].folder, .output = {}, .end = {}});
     }
-    write_jobs(submission.folder, jobs);  // after each job, so that none is forgotten
+    write_jobs(folder, jobs);  // after each job, so that none is forgotten
   }
   return ids;
 }
@@ -350,41 +343,42 @@ int submit_command(const SubmitArguments& arguments, std::ostream& out, std::ost
          quoted(time));
   }
   const int ranks = ranks_of(arguments, site);
-  Submission submission{next_submission(arguments.run), runs_of(arguments), ""};
+  const fs::path folder = next_submission(arguments.run);
+  std::vector<Planned> runs = runs_of(arguments);
   BatchJob job{.name = arguments.name.empty() ? absolute_run(arguments.run).filename().string()
                                               : arguments.name,
                .time = time,
                .nodes = arguments.nodes,
                .program = own_path(),
                .work_folder = fs::current_path(),
-               .output_folder = submission.folder,
+               .output_folder = folder,
                .runs = {},
                .train_options = train_options(arguments, site, ranks),
-               .doctor_options = doctor_options(arguments, site, submission.folder)};
+               .doctor_options = doctor_options(arguments, site, folder)};
   const bool sweep = !arguments.sweep.empty();
-  for (std::size_t i = 0; i < submission.runs.size(); ++i) {
-    Planned& run = submission.runs[i];
+  for (std::size_t i = 0; i < runs.size(); ++i) {
+    Planned& run = runs[i];
     run.config = check_before_start(
         {arguments.config, run.settings, run.folder.string(), arguments.fresh, ranks});
     check_site(arguments, site, *limit, run.config);
     check_memory(arguments, site, run.config, ranks, err);
     if (!arguments.fresh) warn_of_short_time(run.folder, site, *limit, err);
     const std::string file = sweep ? fmt::format("config-{}.txtpb", i) : "config.txtpb";
-    job.runs.push_back({submission.folder / file, run.folder});
+    job.runs.push_back({folder / file, run.folder});
   }
-  submission.script = batch_script(job, site);
+  const std::string script = batch_script(job, site);
   if (arguments.dry_run) {
-    out << submission.script;
+    out << script;
     return 0;
   }
   forget_callers_job(site, err);
-  for (const Planned& run : submission.runs) check_not_queued(run.folder);
-  for (const std::string& id : queue_jobs(submission, job, arguments)) {
+  for (const Planned& run : runs) check_not_queued(run.folder);
+  for (const std::string& id : queue_jobs(job, script, runs, arguments)) {
     out << fmt::format("job {}: {}, {}{}, at most {}\n", id, counted(arguments.nodes, "node"),
                        counted(ranks, "rank"),
-                       sweep ? " for each of " + counted(submission.runs.size(), "run") : "", time);
+                       sweep ? " for each of " + counted(runs.size(), "run") : "", time);
   }
-  out << "its script and output: " << submission.folder.string() << '\n';
+  out << "its script and output: " << folder.string() << '\n';
   return 0;
 }
 

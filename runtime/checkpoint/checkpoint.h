@@ -74,22 +74,25 @@ struct CheckpointFolder {
 // Error(kCheckpoint) says what is wrong.
 CheckpointFolder open_checkpoint(const std::filesystem::path& path);
 
-// Verifies all files of a checkpoint: returns the name of the first tensor that holds a non-finite
-// value, or nothing; errors as verify_checkpoint().
+// Verifies all files of a checkpoint. Returns the name of the first tensor that holds a non-finite
+// value, or nothing.
 using CheckpointVerifier = std::function<std::string(const CheckpointFolder&)>;
+// Does it in this process: re-reads every file and checks sizes, hashes, safetensors headers, and
+// the CRC32C of every tensor. Error(kCheckpoint) names the first file and tensor that differ.
+std::string verify_checkpoint(const CheckpointFolder& checkpoint);
 
 // The newest valid checkpoint in a run's `checkpoints` folder, fully verified (all hashes). A
 // damaged one is reported on stderr and the one before it is tried. Returns nullopt if the folder
 // never had a checkpoint; Error(kCheckpoint) if it had some but none is valid. Call it on one rank.
-// It communicates only if `verify` does; if `verify` is empty, this process reads all files.
+// It communicates only if `verify` does.
 //
 // `set_aside`: for a run that resumes training. Damaged checkpoints are then renamed to
 // damaged-step-N, so that they are neither used nor lost. Checkpoints that earlier versions saved
 // while a run was diverging (steps were being skipped, or values were not finite) are renamed to
 // diverged-step-N; one warning names them.
-std::optional<CheckpointFolder> find_newest_checkpoint(const std::filesystem::path& folder,
-                                                       bool set_aside,
-                                                       const CheckpointVerifier& verify = {});
+std::optional<CheckpointFolder> find_newest_checkpoint(
+    const std::filesystem::path& folder, bool set_aside,
+    const CheckpointVerifier& verify = verify_checkpoint);
 
 // Fills the shards' data from the checkpoint, whatever mesh wrote it; every byte read is checked.
 // Local. Error(kCheckpoint) with the tensor's name if a tensor is missing, surplus or mismatched. A
@@ -99,10 +102,6 @@ void load_checkpoint(const CheckpointFolder& checkpoint, std::vector<TensorPart>
 // Loads only a model (evaluation, sampling): tensors of the checkpoint that no shard names are
 // ignored.
 void load_model_tensors(const CheckpointFolder& checkpoint, std::vector<TensorPart>& shards);
-
-// Re-reads every file and checks sizes, hashes, safetensors headers, and the CRC32C of every
-// tensor. Error(kCheckpoint) names the first file and tensor that differ.
-void verify_checkpoint(const CheckpointFolder& checkpoint);
 
 // The text that `birkhoff inspect` prints: step, tokens, a short form of the configuration, files
 // with sizes, a table of the parameters.

@@ -27,12 +27,6 @@ namespace fs = std::filesystem;
 using configs::CheckpointManifest;
 using ManifestTensor = CheckpointManifest::Tensor;
 
-// Renames a checkpoint to PREFIXstep-N, or PREFIXstep-N-K for the first K >= 2 that is free.
-fs::path set_checkpoint_aside(const fs::path& checkpoint, std::string_view prefix,
-                              std::int64_t step) {
-  return rename_to_free(checkpoint, fmt::format("{}{}", prefix, step_name(step)));
-}
-
 bool has_any_aside(const fs::path& folder) {
   if (!path_exists(folder.string())) {
     return false;
@@ -43,27 +37,21 @@ bool has_any_aside(const fs::path& folder) {
   });
 }
 
-// A checkpoint that was read as a whole. diverged: why training must not resume from it, or empty.
-struct VerifiedCheckpoint {
-  CheckpointFolder checkpoint;
-  std::string diverged;
-};
-
-VerifiedCheckpoint open_and_verify(const fs::path& path, std::int64_t step,
-                                   const CheckpointVerifier& verify) {
+// Reads a checkpoint as a whole. `diverged` receives why training must not resume from it, if so.
+CheckpointFolder open_and_verify(const fs::path& path, std::int64_t step,
+                                 const CheckpointVerifier& verify, std::string& diverged) {
   CheckpointFolder checkpoint = open_checkpoint(path);
   if (checkpoint.manifest.step() != step) {
     fail(ExitCode::kCheckpoint, "{}: holds step {}; rename the folder to {}", path.string(),
          checkpoint.manifest.step(), step_name(checkpoint.manifest.step()));
   }
-  const std::string non_finite = verify ? verify(checkpoint) : verify_files(checkpoint);
-  std::string diverged;
+  const std::string non_finite = verify(checkpoint);
   if (!non_finite.empty()) {
     diverged = fmt::format("{} is not finite", non_finite);
   } else if (checkpoint.manifest.skipped() > 0) {
     diverged = fmt::format("{} before it", counted(checkpoint.manifest.skipped(), "skipped step"));
   }
-  return {std::move(checkpoint), std::move(diverged)};
+  return checkpoint;
 }
 
 [[noreturn]] void fail_tensor(const CheckpointFolder& checkpoint, const std::string& name,
@@ -186,6 +174,11 @@ std::optional<CheckpointFolder> find_newest_checkpoint(const fs::path& folder, b
     restore_replaced(folder);
   }
   const auto candidates = list_checkpoints(folder);
+  // Renames a checkpoint to PREFIXstep-N, or PREFIXstep-N-K for the first K >= 2 that is free.
+  const auto set_aside_as = [](std::string_view prefix, const auto& candidate) {
+    const auto& [step, path] = candidate;
+    return rename_to_free(path, fmt::format("{}{}", prefix, step_name(step)));
+  };
   std::vector<std::string> diverged;
   const auto warn_of_diverged = [&](const std::string& consequence) {
     if (diverged.empty()) return;
@@ -194,13 +187,14 @@ std::optional<CheckpointFolder> find_newest_checkpoint(const fs::path& folder, b
   };
   for (auto newest = candidates.rbegin(); newest != candidates.rend(); ++newest) {
     try {
-      VerifiedCheckpoint verified = open_and_verify(newest->second, newest->first, verify);
-      if (!set_aside || verified.diverged.empty()) {
+      std::string why;
+      CheckpointFolder checkpoint = open_and_verify(newest->second, newest->first, verify, why);
+      if (!set_aside || why.empty()) {
         warn_of_diverged(fmt::format("resuming from step {}", newest->first));
-        return std::move(verified.checkpoint);
+        return checkpoint;
       }
-      set_checkpoint_aside(newest->second, kDivergedPrefix, newest->first);
-      diverged.push_back(fmt::format("step {} ({})", newest->first, verified.diverged));
+      set_aside_as(kDivergedPrefix, *newest);
+      diverged.push_back(fmt::format("step {} ({})", newest->first, why));
     } catch (const CheckpointVersionError&) {
       throw;
     } catch (const Error& error) {
@@ -214,7 +208,7 @@ std::optional<CheckpointFolder> find_newest_checkpoint(const fs::path& folder, b
       }
       std::string consequence = "trying the one before";
       if (set_aside) {
-        const fs::path aside = set_checkpoint_aside(newest->second, kDamagedPrefix, newest->first);
+        const fs::path aside = set_aside_as(kDamagedPrefix, *newest);
         consequence = fmt::format("set aside as {}, {}", aside.string(), consequence);
       }
       log_warning("damaged checkpoint: {}; {}", error.what(), consequence);
@@ -239,8 +233,6 @@ void load_checkpoint(const CheckpointFolder& checkpoint, std::vector<TensorPart>
 void load_model_tensors(const CheckpointFolder& checkpoint, std::vector<TensorPart>& shards) {
   load(checkpoint, shards, /*allow_surplus=*/true);
 }
-
-void verify_checkpoint(const CheckpointFolder& checkpoint) { verify_files(checkpoint); }
 
 std::string describe_checkpoint(const CheckpointFolder& checkpoint) {
   const CheckpointManifest& manifest = checkpoint.manifest;

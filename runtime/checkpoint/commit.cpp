@@ -3,13 +3,13 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <charconv>
 #include <set>
 
 #include "cluster/base/error.h"
 #include "cluster/base/files/checksum.h"
 #include "cluster/base/files/file.h"
 #include "cluster/base/logging/log.h"
+#include "cluster/base/text/number_text.h"
 #include "runtime/checkpoint/layout.h"
 #include "runtime/checkpoint/manifest.h"
 #include "runtime/checkpoint/safetensors.h"
@@ -28,13 +28,8 @@ std::optional<std::int64_t> parse_step(std::string_view name, std::string_view p
   if (!name.starts_with(prefix)) {
     return std::nullopt;
   }
-  const std::string_view digits = name.substr(prefix.size());
-  std::int64_t step = -1;
-  const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), step);
-  if (error != std::errc() || end != digits.data() + digits.size() || step < 0) {
-    return std::nullopt;
-  }
-  return step;
+  const auto step = parse_number<std::int64_t>(name.substr(prefix.size()));
+  return step && *step >= 0 ? step : std::nullopt;
 }
 
 CheckpointManifest::File describe_file(const fs::path& path) {
@@ -62,8 +57,11 @@ void tidy_tree(const fs::path& path) {
 }
 
 // Renames before deleting: a half-deleted folder must never look like a checkpoint.
-void remove_checkpoint(const fs::path& folder) {
-  tidy_tree(rename_to_free(folder, fmt::format("{}{}", kOldPrefix, folder.filename().string())));
+void tidy_checkpoint(const fs::path& folder) {
+  tidy([&] {
+    const std::string name = fmt::format("{}{}", kOldPrefix, folder.filename().string());
+    remove_tree(rename_to_free(folder, name).string());
+  });
 }
 
 // The steps whose checkpoints have the lowest loss of an evaluation, as far as manifests can be
@@ -103,16 +101,16 @@ void remove_oldest(const fs::path& checkpoints, std::int64_t committed_step, Ret
   for (auto excess = static_cast<int>(folders.size()) - retention.newest; excess > 0;
        --excess, ++oldest) {
     if (oldest->first != committed_step && !best.contains(oldest->first)) {
-      tidy([&] { remove_checkpoint(oldest->second); });
+      tidy_checkpoint(oldest->second);
     }
   }
 }
 
-// Removes leftovers that could not be removed before.
-void remove_old_again(const fs::path& checkpoints) {
+// Removes what begins with the prefix, and .replaced-step-N, of which step-N exists.
+void tidy_leftovers(const fs::path& checkpoints, std::string_view prefix) {
   for (const std::string& name : list_directory(checkpoints.string())) {
-    if (name.starts_with(kOldPrefix)) tidy_tree(checkpoints / name);
-    if (name.starts_with(kReplacedPrefix)) tidy([&] { remove_checkpoint(checkpoints / name); });
+    if (name.starts_with(prefix)) tidy_tree(checkpoints / name);
+    if (name.starts_with(kReplacedPrefix)) tidy_checkpoint(checkpoints / name);
   }
 }
 
@@ -203,12 +201,12 @@ fs::path commit_checkpoint(const fs::path& checkpoints, const fs::path& aside,
   }
   rename_path(aside.string(), folder.string());
   tidy([&] {
-    if (path_exists(replaced.string())) remove_checkpoint(replaced);
+    if (path_exists(replaced.string())) tidy_checkpoint(replaced);
   });
   // So far only this save's own files were removed. Another job may have taken the run since.
   if (require_folder) require_folder();
   tidy([&] {
-    remove_old_again(checkpoints);
+    tidy_leftovers(checkpoints, kOldPrefix);  // that could not be removed before
     remove_oldest(checkpoints, manifest.step(), retention);
   });
   return folder;
@@ -227,13 +225,7 @@ void remove_leftovers(const fs::path& checkpoints) {
     return;
   }
   restore_replaced(checkpoints);
-  for (const std::string& name : list_directory(checkpoints.string())) {
-    if (name.starts_with(kAsidePrefix)) {
-      tidy_tree(checkpoints / name);
-    } else if (name.starts_with(kReplacedPrefix)) {  // its successor step-N exists
-      tidy([&] { remove_checkpoint(checkpoints / name); });
-    }
-  }
+  tidy_leftovers(checkpoints, kAsidePrefix);
 }
 
 }  // namespace birkhoff

@@ -1,5 +1,6 @@
 #include "runtime/checkpoint/manifest.h"
 
+#include <c10/util/accumulate.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
@@ -26,9 +27,7 @@ constexpr std::size_t kHashDigits = 32;
 constexpr std::string_view kKinds[] = {"parameter", "optimizer", "statistic"};  // by StateKind
 
 void check_range(std::int64_t value, std::int64_t least, const char* field) {
-  if (value < least) {
-    throw std::invalid_argument(fmt::format("{} is {}, below {}", field, value, least));
-  }
+  reject_if(value < least, "{} is {}, below {}", field, value, least);
 }
 
 void check_header(const CheckpointManifest& manifest) {
@@ -38,47 +37,35 @@ void check_header(const CheckpointManifest& manifest) {
   check_range(manifest.tokens(), 0, "tokens");
   check_range(manifest.skipped(), 0, "skipped");
   check_range(manifest.loss_scale_steps(), 0, "loss_scale_steps");
-  if (manifest.has_loss_scale() &&
-      !(manifest.loss_scale() >= LossScale::kMin && manifest.loss_scale() <= LossScale::kMax)) {
-    throw std::invalid_argument(fmt::format("loss_scale is {}, not in [{}, {}]",
-                                            manifest.loss_scale(), LossScale::kMin,
-                                            LossScale::kMax));
-  }
-  if (manifest.has_held_out_loss() && !std::isfinite(manifest.held_out_loss())) {
-    throw std::invalid_argument(
-        fmt::format("held_out_loss is {}, not finite", manifest.held_out_loss()));
-  }
+  reject_if(
+      manifest.has_loss_scale() &&
+          !(manifest.loss_scale() >= LossScale::kMin && manifest.loss_scale() <= LossScale::kMax),
+      "loss_scale is {}, not in [{}, {}]", manifest.loss_scale(), LossScale::kMin, LossScale::kMax);
+  reject_if(manifest.has_held_out_loss() && !std::isfinite(manifest.held_out_loss()),
+            "held_out_loss is {}, not finite", manifest.held_out_loss());
   check_range(manifest.vocabulary(), 0, "vocabulary");
   if (const std::string defect = class_names_defect(manifest.class_name()); !defect.empty())
     throw std::invalid_argument(defect);
   const int classes = class_count(manifest.config().task());
-  if (manifest.class_name_size() != classes) {
-    throw std::invalid_argument(
-        fmt::format("class_name has {} entries, the task {}", manifest.class_name_size(), classes));
-  }
+  reject_if(manifest.class_name_size() != classes, "class_name has {} entries, the task {}",
+            manifest.class_name_size(), classes);
   check_range(manifest.metrics_bytes(), 0, "metrics_bytes");
-  if (manifest.has_end_of_document() &&
-      (manifest.end_of_document() < 0 || manifest.end_of_document() >= manifest.vocabulary())) {
-    throw std::invalid_argument(fmt::format("end_of_document is {}, not below the vocabulary of {}",
-                                            manifest.end_of_document(), manifest.vocabulary()));
-  }
+  reject_if(manifest.has_end_of_document() && (manifest.end_of_document() < 0 ||
+                                               manifest.end_of_document() >= manifest.vocabulary()),
+            "end_of_document is {}, not below the vocabulary of {}", manifest.end_of_document(),
+            manifest.vocabulary());
 }
 
 std::set<std::string> check_files(const CheckpointManifest& manifest) {
   std::set<std::string> names;
   for (const auto& file : manifest.file()) {
     const std::string& name = file.name();
-    if (name.empty() || name.front() == '.' || name.find('/') != std::string::npos ||
-        name.find('\0') != std::string::npos || name == kCheckpointManifestName) {
-      throw std::invalid_argument(fmt::format("'{}' is not a plain file name", name));
-    }
-    if (!names.insert(name).second) {
-      throw std::invalid_argument(fmt::format("file '{}' is listed twice", name));
-    }
+    reject_if(name.empty() || name.front() == '.' || name.find('/') != std::string::npos ||
+                  name.find('\0') != std::string::npos || name == kCheckpointManifestName,
+              "'{}' is not a plain file name", name);
+    reject_if(!names.insert(name).second, "file '{}' is listed twice", name);
     check_range(file.bytes(), 0, "a file's bytes");
-    if (file.hash().size() != kHashDigits) {
-      throw std::invalid_argument(fmt::format("file '{}' has no XXH3-128 hash", name));
-    }
+    reject_if(file.hash().size() != kHashDigits, "file '{}' has no XXH3-128 hash", name);
   }
   return names;
 }
@@ -94,10 +81,9 @@ void check_tiling(const std::vector<const CheckpointManifest::Tensor*>& pieces) 
     if (const std::string defect = region_defect(region); !defect.empty()) {
       throw std::invalid_argument(defect);
     }
-    if (region.global_shape != region_of(first).global_shape || piece->dtype() != first.dtype() ||
-        piece->kind() != first.kind()) {
-      throw std::invalid_argument("its shards differ in shape, dtype or kind");
-    }
+    reject_if(region.global_shape != region_of(first).global_shape ||
+                  piece->dtype() != first.dtype() || piece->kind() != first.kind(),
+              "its shards differ in shape, dtype or kind");
     for (const TensorRegion& other : regions) {
       for_each_common_run(region, other, [](const CommonRun&) {
         throw std::invalid_argument("two of its shards overlap");
@@ -106,27 +92,20 @@ void check_tiling(const std::vector<const CheckpointManifest::Tensor*>& pieces) 
     elements += region.num_elements();
     regions.push_back(region);
   }
-  std::int64_t expected = 1;
-  for (const std::int64_t size : regions.front().global_shape) {
-    expected *= size;
-  }
-  if (elements != expected) {
-    throw std::invalid_argument(
-        fmt::format("its shards hold {} of {} elements", elements, expected));
-  }
+  const std::int64_t expected = c10::multiply_integers(regions.front().global_shape);
+  reject_if(elements != expected, "its shards hold {} of {} elements", elements, expected);
 }
 
 void check_tensors(const CheckpointManifest& manifest, const std::set<std::string>& files) {
   std::map<std::string, std::vector<const CheckpointManifest::Tensor*>> pieces;
   std::set<std::pair<std::string, std::string>> keys;
   for (const auto& tensor : manifest.tensor()) {
-    if (tensor.name().empty() || safetensors_element_bytes(tensor.dtype()) == 0 ||
-        std::ranges::find(kKinds, tensor.kind()) == std::end(kKinds) ||
-        !files.contains(tensor.file()) || !keys.emplace(tensor.file(), tensor.key()).second) {
-      throw std::invalid_argument(fmt::format(
-          "tensor '{}': unknown dtype '{}', kind '{}' or file '{}', or its key '{}' is used twice",
-          tensor.name(), tensor.dtype(), tensor.kind(), tensor.file(), tensor.key()));
-    }
+    reject_if(
+        tensor.name().empty() || safetensors_element_bytes(tensor.dtype()) == 0 ||
+            std::ranges::find(kKinds, tensor.kind()) == std::end(kKinds) ||
+            !files.contains(tensor.file()) || !keys.emplace(tensor.file(), tensor.key()).second,
+        "tensor '{}': unknown dtype '{}', kind '{}' or file '{}', or its key '{}' is used twice",
+        tensor.name(), tensor.dtype(), tensor.kind(), tensor.file(), tensor.key());
     pieces[tensor.name()].push_back(&tensor);
   }
   for (const auto& [name, shards] : pieces) {
@@ -160,10 +139,8 @@ CheckpointManifest parse_checkpoint_manifest(const std::string& text, const std:
   try {
     CheckpointManifest manifest;
     parse_checksummed_json(text, Checksum::kRequired, manifest);
-    if (manifest.format() != kCheckpointFormat) {
-      throw std::invalid_argument(
-          fmt::format("format '{}' is not '{}'", manifest.format(), kCheckpointFormat));
-    }
+    reject_if(manifest.format() != kCheckpointFormat, "format '{}' is not '{}'", manifest.format(),
+              kCheckpointFormat);
     if (manifest.version() != kCheckpointVersion) {
       throw CheckpointVersionError(
           fmt::format("{}: format version {}, this program reads version {}: use the program that "

@@ -63,7 +63,8 @@ class RunFolder {
   // set aside), or nullopt if the run starts at step 0 because it never had a checkpoint.
   // Error(kCheckpoint), with the cure, if there were checkpoints and none is valid, or if the
   // newest belongs to another run. `verify`: as find_newest_checkpoint().
-  std::optional<CheckpointFolder> find_resume_point(const CheckpointVerifier& verify = {});
+  std::optional<CheckpointFolder> find_resume_point(
+      const CheckpointVerifier& verify = verify_checkpoint);
 
   // Records that the run has a checkpoint, so that losing it is never mistaken for a new run. Call
   // after each commit; only the first call writes.

@@ -49,18 +49,14 @@ nlohmann::json parse_strict_json(const std::string& text) {
   return nlohmann::json::parse(
       text, [&keys](int depth, nlohmann::json::parse_event_t event, nlohmann::json& parsed) {
         using Event = nlohmann::json::parse_event_t;
-        if (depth > kMaxNesting) {
-          throw std::invalid_argument(fmt::format("nested deeper than {}", kMaxNesting));
-        }
+        reject_if(depth > kMaxNesting, "nested deeper than {}", kMaxNesting);
         if (event == Event::object_start) {
           keys.emplace_back();
         } else if (event == Event::object_end) {
           keys.pop_back();
         } else if (event == Event::key) {
           const auto key = parsed.get<std::string>();
-          if (!keys.back().insert(key).second) {
-            throw std::invalid_argument(fmt::format("key '{}' occurs twice", key));
-          }
+          reject_if(!keys.back().insert(key).second, "key '{}' occurs twice", key);
         }
         return true;
       });
@@ -69,43 +65,33 @@ nlohmann::json parse_strict_json(const std::string& text) {
 std::int64_t non_negative_integer(const nlohmann::json& value, const char* what) {
   // A number beyond 64 bits becomes a float, and one beyond int64 stays unsigned: both are rejected
   // here.
-  if (!value.is_number_unsigned() ||
-      value.get<std::uint64_t>() > static_cast<std::uint64_t>(INT64_MAX)) {
-    throw std::invalid_argument(fmt::format("{} is not an integer in [0, 2^63)", what));
-  }
+  reject_if(!value.is_number_unsigned() ||
+                value.get<std::uint64_t>() > static_cast<std::uint64_t>(INT64_MAX),
+            "{} is not an integer in [0, 2^63)", what);
   return value.get<std::int64_t>();
 }
 
 SafetensorsEntry parse_entry(const std::string& name, const nlohmann::json& value) {
-  if (!value.is_object() || value.size() != 3 || !value.contains("dtype") ||
-      !value.contains("shape") || !value.contains("data_offsets")) {
-    throw std::invalid_argument("it needs exactly dtype, shape and data_offsets");
-  }
+  reject_if(!value.is_object() || value.size() != 3 || !value.contains("dtype") ||
+                !value.contains("shape") || !value.contains("data_offsets"),
+            "it needs exactly dtype, shape and data_offsets");
   SafetensorsEntry entry;
   entry.name = name;
-  if (!value["dtype"].is_string() ||
-      safetensors_element_bytes(value["dtype"].get<std::string>()) == 0) {
-    throw std::invalid_argument(
-        fmt::format("dtype {} is not one of F64, F32, BF16, I64, U8", value["dtype"].dump()));
-  }
+  reject_if(!value["dtype"].is_string() ||
+                safetensors_element_bytes(value["dtype"].get<std::string>()) == 0,
+            "dtype {} is not one of F64, F32, BF16, I64, U8", value["dtype"].dump());
   entry.dtype = value["dtype"].get<std::string>();
-  if (!value["shape"].is_array()) {
-    throw std::invalid_argument("shape is not a list");
-  }
+  reject_if(!value["shape"].is_array(), "shape is not a list");
   for (const auto& size : value["shape"]) {
     entry.shape.push_back(non_negative_integer(size, "a size"));
   }
   const auto& offsets = value["data_offsets"];
-  if (!offsets.is_array() || offsets.size() != 2) {
-    throw std::invalid_argument("data_offsets is not a list of two");
-  }
+  reject_if(!offsets.is_array() || offsets.size() != 2, "data_offsets is not a list of two");
   entry.begin = non_negative_integer(offsets[0], "a data offset");
   entry.end = non_negative_integer(offsets[1], "a data offset");
   const std::int64_t bytes = tensor_bytes(entry);
-  if (bytes < 0 || entry.end < entry.begin || entry.num_bytes() != bytes) {
-    throw std::invalid_argument(
-        fmt::format("data_offsets [{}, {}] do not fit dtype and shape", entry.begin, entry.end));
-  }
+  reject_if(bytes < 0 || entry.end < entry.begin || entry.num_bytes() != bytes,
+            "data_offsets [{}, {}] do not fit dtype and shape", entry.begin, entry.end);
   return entry;
 }
 
@@ -203,9 +189,7 @@ SafetensorsReader::SafetensorsReader(const std::string& path)
 }
 
 void SafetensorsReader::parse_header(const std::string& json_text) {
-  if (json_text.empty() || json_text.front() != '{') {
-    throw std::invalid_argument("its header does not begin with '{'");
-  }
+  reject_if(json_text.empty() || json_text.front() != '{', "its header does not begin with '{{'");
   const nlohmann::json header = parse_strict_json(json_text);
   for (const auto& [name, value] : header.items()) {
     try {
@@ -213,13 +197,9 @@ void SafetensorsReader::parse_header(const std::string& json_text) {
         entries_.push_back(parse_entry(name, value));
         continue;
       }
-      if (!value.is_object()) {
-        throw std::invalid_argument("it is not an object");
-      }
+      reject_if(!value.is_object(), "it is not an object");
       for (const auto& [key, text] : value.items()) {
-        if (!text.is_string()) {
-          throw std::invalid_argument(fmt::format("value of '{}' is not a string", key));
-        }
+        reject_if(!text.is_string(), "value of '{}' is not a string", key);
         metadata_[key] = text.get<std::string>();
       }
     } catch (const std::invalid_argument& error) {
@@ -232,18 +212,14 @@ void SafetensorsReader::parse_header(const std::string& json_text) {
   });
   std::int64_t expected = 0;
   for (std::size_t i = 0; i < entries_.size(); ++i) {
-    if (entries_[i].begin != expected) {
-      throw std::invalid_argument(
-          fmt::format("'{}' begins at byte {} of the data, where the one before it ends at {}",
-                      entries_[i].name, entries_[i].begin, expected));
-    }
+    reject_if(entries_[i].begin != expected,
+              "'{}' begins at byte {} of the data, where the one before it ends at {}",
+              entries_[i].name, entries_[i].begin, expected);
     expected = entries_[i].end;
     index_[entries_[i].name] = i;
   }
-  if (expected != data_bytes_) {
-    throw std::invalid_argument(fmt::format(
-        "its tensors end at byte {} of the data, the file at {}", expected, data_bytes_));
-  }
+  reject_if(expected != data_bytes_, "its tensors end at byte {} of the data, the file at {}",
+            expected, data_bytes_);
 }
 
 const SafetensorsEntry* SafetensorsReader::find(const std::string& name) const {

@@ -2,11 +2,11 @@
 
 #include <fmt/format.h>
 
-#include <algorithm>
-#include <numeric>
 #include <sstream>
+#include <vector>
 
 #include "cluster/base/error.h"
+#include "runtime/checkpoint/tensor_part.h"
 #include "runtime/checkpoint/verify.h"
 
 namespace birkhoff {
@@ -18,8 +18,7 @@ constexpr char kManifest[] = "manifest to verify";
 // "FILE CODE TEXT", where the text may hold anything; empty if nothing was found.
 std::string message_of(const FileFinding& finding) {
   if (finding.file < 0) return "";
-  return fmt::format("{} {} {}{}", finding.file, static_cast<int>(finding.code), finding.error,
-                     finding.non_finite);
+  return fmt::format("{} {} {}", finding.file, static_cast<int>(finding.code), finding.text);
 }
 
 FileFinding finding_of(const std::string& message) {
@@ -30,8 +29,7 @@ FileFinding finding_of(const std::string& message) {
   in >> finding.file >> code;
   finding.code = static_cast<ExitCode>(code);
   in.get();
-  (finding.code == ExitCode::kOk ? finding.non_finite : finding.error) =
-      message.substr(static_cast<std::size_t>(in.tellg()));
+  finding.text = message.substr(static_cast<std::size_t>(in.tellg()));
   return finding;
 }
 
@@ -60,30 +58,17 @@ void SharedVerification::help() {
   }
 }
 
-std::vector<std::vector<int>> SharedVerification::shares(
-    const configs::CheckpointManifest& manifest, int num_ranks) {
-  std::vector<int> largest_first(static_cast<std::size_t>(manifest.file_size()));
-  std::iota(largest_first.begin(), largest_first.end(), 0);
-  std::ranges::stable_sort(largest_first, [&](int a, int b) {
-    return manifest.file(a).bytes() > manifest.file(b).bytes();
-  });
-  std::vector<std::int64_t> load_bytes(static_cast<std::size_t>(num_ranks), 0);
-  std::vector<std::vector<int>> files(static_cast<std::size_t>(num_ranks));
-  for (const int file : largest_first) {
-    const auto least = std::ranges::min_element(load_bytes);
-    *least += manifest.file(file).bytes();
-    files[static_cast<std::size_t>(least - load_bytes.begin())].push_back(file);
-  }
-  for (std::vector<int>& of_rank : files) std::ranges::sort(of_rank);
-  return files;
-}
-
 // Each rank stops at the first damaged file of its share, so the first of these is the first of
 // all.
 std::string SharedVerification::verify_together(const CheckpointFolder& checkpoint) {
-  const auto files = shares(checkpoint.manifest, world_.size());
-  const FileFinding mine =
-      verify_some_files(checkpoint, files[static_cast<std::size_t>(world_.rank())]);
+  std::vector<std::int64_t> bytes;
+  for (const auto& file : checkpoint.manifest.file()) bytes.push_back(file.bytes());
+  const std::vector<int> readers = balanced_owners(bytes, world_.size());
+  std::vector<int> files;
+  for (int file = 0; file < checkpoint.manifest.file_size(); ++file) {
+    if (readers[static_cast<std::size_t>(file)] == world_.rank()) files.push_back(file);
+  }
+  const FileFinding mine = verify_some_files(checkpoint, files);
   FileFinding first;
   for (const std::string& message :
        world_.all_gather_bytes(message_of(mine), "verified checkpoint files")) {
@@ -93,8 +78,8 @@ std::string SharedVerification::verify_together(const CheckpointFolder& checkpoi
     if (finding.file < 0) continue;
     if (damaged == (first.code != ExitCode::kOk) ? earlier : damaged) first = finding;
   }
-  if (first.code != ExitCode::kOk) throw Error(first.code, first.error);
-  return first.non_finite;
+  if (first.code != ExitCode::kOk) throw Error(first.code, first.text);
+  return first.text;
 }
 
 }  // namespace birkhoff

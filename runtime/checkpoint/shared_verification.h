@@ -3,7 +3,6 @@
 #pragma once
 
 #include <string>
-#include <vector>
 
 #include "cluster/base/collectives/process_group.h"
 #include "runtime/checkpoint/checkpoint.h"
@@ -15,18 +14,13 @@ class SharedVerification {
   // The ranks must see the same files. `world` must outlive this object. Local.
   explicit SharedVerification(ProcessGroup& world) : world_(world) {}
 
-  // For rank 0: verify_files(), with the same result and the same error, while the other ranks
+  // For rank 0: verify_checkpoint(), with the same result and the same error, while the other ranks
   // help(). Collective over the world.
   std::string verify(const CheckpointFolder& checkpoint);
   // For rank 0: ends help() on the other ranks. Collective over the world.
   void finish();
   // For the other ranks: takes part in each verify() until rank 0 has called finish().
   void help();
-
-  // The files that each rank reads, in increasing order: the largest first, each to the rank with
-  // the fewest bytes so far.
-  static std::vector<std::vector<int>> shares(const configs::CheckpointManifest& manifest,
-                                              int num_ranks);
 
  private:
   std::string verify_together(const CheckpointFolder& checkpoint);

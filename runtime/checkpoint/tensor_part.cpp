@@ -1,5 +1,7 @@
 #include "runtime/checkpoint/tensor_part.h"
 
+#include <c10/util/accumulate.h>
+#include <c10/util/strides.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
@@ -10,21 +12,6 @@
 #include "cluster/base/error.h"
 
 namespace birkhoff {
-namespace {
-
-std::int64_t product(const std::vector<std::int64_t>& sizes) {
-  return std::accumulate(sizes.begin(), sizes.end(), std::int64_t{1}, std::multiplies<>());
-}
-
-std::vector<std::int64_t> row_major_strides(const std::vector<std::int64_t>& sizes) {
-  std::vector<std::int64_t> strides(sizes.size(), 1);
-  for (std::size_t d = sizes.size(); d-- > 1;) {
-    strides[d - 1] = strides[d] * sizes[d];
-  }
-  return strides;
-}
-
-}  // namespace
 
 TensorPart whole_part(std::string name, StateKind kind, const at::Tensor& tensor, int owner) {
   require(tensor.is_contiguous(), "a whole shard needs a contiguous tensor");
@@ -40,22 +27,33 @@ TensorPart whole_part(std::string name, StateKind kind, const at::Tensor& tensor
   return shard;
 }
 
-void balance_owners(std::vector<TensorPart>& shards, int num_ranks) {
-  std::vector<std::size_t> largest_first(shards.size());
+std::vector<int> balanced_owners(const std::vector<std::int64_t>& bytes, int num_ranks) {
+  std::vector<std::size_t> largest_first(bytes.size());
   std::iota(largest_first.begin(), largest_first.end(), std::size_t{0});
-  std::stable_sort(largest_first.begin(), largest_first.end(), [&](std::size_t a, std::size_t b) {
-    return shards[a].data.nbytes() > shards[b].data.nbytes();
-  });
-  std::vector<std::size_t> load_bytes(static_cast<std::size_t>(num_ranks), 0);
-  for (std::size_t i : largest_first) {
-    const auto least = std::min_element(load_bytes.begin(), load_bytes.end());
-    shards[i].owner = static_cast<int>(least - load_bytes.begin());
-    *least += shards[i].data.nbytes();
+  std::ranges::stable_sort(largest_first, std::greater<>(),
+                           [&](std::size_t i) { return bytes[i]; });
+  std::vector<std::int64_t> load_bytes(static_cast<std::size_t>(num_ranks), 0);
+  std::vector<int> owners(bytes.size());
+  for (const std::size_t i : largest_first) {
+    const auto least = std::ranges::min_element(load_bytes);
+    owners[i] = static_cast<int>(least - load_bytes.begin());
+    *least += bytes[i];
   }
+  return owners;
+}
+
+void balance_owners(std::vector<TensorPart>& shards, int num_ranks) {
+  std::vector<std::int64_t> bytes;
+  for (const TensorPart& shard : shards) {
+    bytes.push_back(static_cast<std::int64_t>(shard.data.nbytes()));
+  }
+  const std::vector<int> owners = balanced_owners(bytes, num_ranks);
+  for (std::size_t i = 0; i < shards.size(); ++i) shards[i].owner = owners[i];
 }
 
 bool TensorRegion::is_whole() const {
-  return box_size == global_shape && flat_begin == 0 && flat_end == product(box_size);
+  return box_size == global_shape && flat_begin == 0 &&
+         flat_end == c10::multiply_integers(box_size);
 }
 
 std::string region_defect(const TensorRegion& region) {
@@ -112,8 +110,8 @@ void for_each_common_run(const TensorRegion& a, const TensorRegion& b,
   }
   std::int64_t num_runs = 1;
   for (std::size_t d = 0; d < outer; ++d) num_runs *= end[d] - begin[d];
-  const std::vector<std::int64_t> strides_a = row_major_strides(a.box_size);
-  const std::vector<std::int64_t> strides_b = row_major_strides(b.box_size);
+  const auto strides_a = c10::contiguous_strides(a.box_size),
+             strides_b = c10::contiguous_strides(b.box_size);
   // Row-major positions, in the two boxes, of a run's first element; both increase with the run's
   // index.
   const auto position_of = [&](std::int64_t run) {

@@ -40,9 +40,11 @@ struct TensorPart {
 // A shard that is a whole tensor. `tensor` must be contiguous; data is a view of it.
 TensorPart whole_part(std::string name, StateKind kind, const at::Tensor& tensor, int owner);
 
-// Assigns each shard to one of `num_ranks` owners so that all write about as many bytes: the
-// largest first, each to the rank with the fewest so far. For state that every rank holds; all
-// ranks must list the same shards.
+// Assigns items of these sizes to `num_ranks` owners so that all have about as many bytes: the
+// largest item first, each to the rank with the fewest so far. Returns the owner of each item.
+std::vector<int> balanced_owners(const std::vector<std::int64_t>& bytes, int num_ranks);
+// Sets the owners of shards by their bytes. For state that every rank holds; all ranks must list
+// the same shards.
 void balance_owners(std::vector<TensorPart>& shards, int num_ranks);
 
 // The defect that makes a region impossible (a box that exceeds the tensor, a range that exceeds

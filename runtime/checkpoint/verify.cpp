@@ -140,20 +140,20 @@ FileFinding verify_some_files(const CheckpointFolder& checkpoint, const std::vec
   for (const int file : files) {
     try {
       const std::string name = verify_file(checkpoint, tensors, checkpoint.manifest.file(file));
-      if (finding.non_finite.empty() && !name.empty()) finding = {file, ExitCode::kOk, "", name};
+      if (finding.file < 0 && !name.empty()) finding = {file, ExitCode::kOk, name};
     } catch (const Error& error) {
-      return {file, error.code(), error.what(), ""};
+      return {file, error.code(), error.what()};
     }
   }
   return finding;
 }
 
-std::string verify_files(const CheckpointFolder& checkpoint) {
+std::string verify_checkpoint(const CheckpointFolder& checkpoint) {
   std::vector<int> all(static_cast<std::size_t>(checkpoint.manifest.file_size()));
   std::iota(all.begin(), all.end(), 0);
   const FileFinding finding = verify_some_files(checkpoint, all);
-  if (finding.code != ExitCode::kOk) throw Error(finding.code, finding.error);
-  return finding.non_finite;
+  if (finding.code != ExitCode::kOk) throw Error(finding.code, finding.text);
+  return finding.text;
 }
 
 }  // namespace birkhoff

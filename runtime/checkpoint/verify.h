@@ -33,15 +33,10 @@ void check_crc(std::uint32_t crc, const configs::CheckpointManifest::Tensor& ten
 struct FileFinding {
   int file = -1;  // in the manifest's order; -1: nothing
   ExitCode code = ExitCode::kOk;
-  std::string error;       // if the code is not kOk: the message
-  std::string non_finite;  // else: the name of a tensor
+  std::string text;  // the name of a tensor or, if the code is not kOk, a message
 };
 
 // Verifies these files of the manifest, in increasing order, up to the first damaged one.
 FileFinding verify_some_files(const CheckpointFolder& checkpoint, const std::vector<int>& files);
-
-// Reads every file and checks sizes, hashes and checksums. Returns the name of the first tensor
-// that holds a non-finite value; empty if none does.
-std::string verify_files(const CheckpointFolder& checkpoint);
 
 }  // namespace birkhoff

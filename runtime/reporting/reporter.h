@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <string>
 
+#include "cluster/base/logging/log.h"
 #include "runtime/reporting/metrics.h"
 #include "runtime/reporting/progress.h"
 #include "runtime/reporting/reports.h"
@@ -32,7 +33,12 @@ class Reporter {
 class StepLog final : public Reporter {
  public:
   StepLog(std::int64_t every, std::int64_t num_steps) : every_(every), num_steps_(num_steps) {}
-  void step(const StepReport& report, std::int64_t tokens) override;
+  void step(const StepReport& report, std::int64_t tokens) override {
+    const StepReport mean = means_.add(report, tokens);
+    if (!is_line_due(mean.step, every_, num_steps_)) return;
+    log_to_file(LogLevel::kInfo, progress_line(mean, num_steps_));
+    means_.restart();
+  }
 
  private:
   const std::int64_t every_, num_steps_;
@@ -43,9 +49,14 @@ class StepLog final : public Reporter {
 class RunReporter final : public Reporter {
  public:
   RunReporter(Metrics& metrics, RunHistory& history) : metrics_(metrics), history_(history) {}
-  void step(const StepReport& report, std::int64_t tokens) override;
+  void step(const StepReport& report, std::int64_t tokens) override {
+    metrics_.step(report, tokens);
+    history_.step(report.step, report.step_ms, tokens);
+  }
   void evaluation(std::int64_t step, const std::string& split,
-                  const Evaluation& evaluation) override;
+                  const Evaluation& evaluation) override {
+    metrics_.evaluation(step, split, evaluation);
+  }
   void saved(std::int64_t step, double seconds) override { history_.saved(step, seconds); }
   std::int64_t metrics_bytes() const override { return metrics_.lines_bytes(); }
 

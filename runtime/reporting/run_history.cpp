@@ -103,19 +103,24 @@ std::string line_of(const ordered_json& json) {
 }
 
 // Adds a line. A new file begins with its format. If a crash left an incomplete line, that line is
-// ended first, and readers ignore it.
-void add_line(const fs::path& file, const ordered_json& json) {
-  std::string text;
-  if (!path_exists(file.string())) {
-    text = line_of({{"format", kFormat}, {"version", kVersion}});
-  } else {
-    const std::string before = read_file(file.string(), kMaxBytes);
-    if (!before.empty() && before.back() != '\n') text = "\n";
+// ended first, and readers ignore it. Returns the error of the file system, or nothing.
+std::string add_line(const fs::path& file, const ordered_json& json) {
+  try {
+    std::string text;
+    if (!path_exists(file.string())) {
+      text = line_of({{"format", kFormat}, {"version", kVersion}});
+    } else {
+      const std::string before = read_file(file.string(), kMaxBytes);
+      if (!before.empty() && before.back() != '\n') text = "\n";
+    }
+    File out = File::open_for_append(file.string());
+    out.write_all(text + line_of(json));
+    out.sync();
+    out.close();
+    return "";
+  } catch (const Error& error) {
+    return error.what();
   }
-  File out = File::open_for_append(file.string());
-  out.write_all(text + line_of(json));
-  out.sync();
-  out.close();
 }
 
 // The end of a job that could not write it, from its last status.
@@ -204,8 +209,7 @@ std::string note_lost_job(const fs::path& history, const fs::path& status, const
     }
     JobEnd end = lost_end(jobs.back(), read_status(status), code, reason);
     if (!id.empty()) end.time = unix_seconds();
-    add_line(history, with_fields({{"event", "end"}, {"id", jobs.back().start.id}}, end));
-    return "";
+    return add_line(history, with_fields({{"event", "end"}, {"id", jobs.back().start.id}}, end));
   } catch (const Error& error) {
     return error.what();
   }
@@ -213,12 +217,7 @@ std::string note_lost_job(const fs::path& history, const fs::path& status, const
 
 std::string note_slow_rank(const fs::path& history, const std::string& id,
                            const SlowEpisode& episode) {
-  try {
-    add_line(history, with_fields({{"event", "slow"}, {"id", id}}, episode));
-    return "";
-  } catch (const Error& error) {
-    return error.what();
-  }
+  return add_line(history, with_fields({{"event", "slow"}, {"id", id}}, episode));
 }
 
 RunHistory::RunHistory(fs::path history, fs::path status, JobStart start, std::int64_t num_steps)
@@ -234,11 +233,8 @@ RunHistory::RunHistory(fs::path history, fs::path status, JobStart start, std::i
   if (const auto before = read_status(status_file_)) status_.save_seconds = before->save_seconds;
   std::string problem =
       note_lost_job(history_, status_file_, "", -1, "the job was lost; nothing could note why");
-  try {
-    add_line(history_, with_fields({{"event", "start"}}, start));
-  } catch (const Error& error) {
-    problem = error.what();
-  }
+  const std::string not_added = add_line(history_, with_fields({{"event", "start"}}, start));
+  if (!not_added.empty()) problem = not_added;
   if (!problem.empty()) log_warning("{}", problem);
   write_status();
   next_write_ = Clock::now();  // after the first step, too
@@ -260,13 +256,9 @@ void RunHistory::step(std::int64_t step, double step_ms, std::int64_t tokens) {
 void RunHistory::end(int code, const std::string& reason) {
   if (std::exchange(ended_, true)) return;
   write_status();
-  try {
-    const JobEnd end{unix_seconds(), status_.step, status_.step_seconds, code,
-                     display_text(reason)};
-    add_line(history_, with_fields({{"event", "end"}, {"id", id_}}, end));
-  } catch (const Error& error) {
-    log_warning("{}", error.what());
-  }
+  const JobEnd end{unix_seconds(), status_.step, status_.step_seconds, code, display_text(reason)};
+  const std::string problem = add_line(history_, with_fields({{"event", "end"}, {"id", id_}}, end));
+  if (!problem.empty()) log_warning("{}", problem);
 }
 
 void RunHistory::write_status() {

@@ -4,54 +4,31 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <array>
 #include <bit>
 #include <charconv>
-#include <chrono>
-#include <cstring>
 #include <utility>
 
 #include "cluster/base/files/checksum.h"
+#include "configs/schema/tensorboard_event.pb.h"
+#include "runtime/reporting/run_history.h"
 
 namespace birkhoff {
 namespace {
 
-// Protobuf's wire format: tag = field number * 8 + type.
-enum WireType { kVarint = 0, kFixed64 = 1, kBytes = 2, kFixed32 = 5 };
+using configs::TensorBoardEvent;
 
 template <typename T>
 void append_little_endian(std::string& out, T value) {
   static_assert(std::endian::native == std::endian::little);
-  std::array<char, sizeof(T)> bytes;
-  std::memcpy(bytes.data(), &value, sizeof(T));
-  out.append(bytes.data(), bytes.size());
+  out.append(reinterpret_cast<const char*>(&value), sizeof value);
 }
 
-void append_varint(std::string& out, std::uint64_t value) {
-  for (; value >= 0x80; value >>= 7) out.push_back(static_cast<char>(value | 0x80));
-  out.push_back(static_cast<char>(value));
-}
-
-void append_tag(std::string& out, int field, WireType type) {
-  append_varint(out, static_cast<std::uint64_t>(field) << 3 | type);
-}
-
-void append_bytes(std::string& out, int field, std::string_view bytes) {
-  append_tag(out, field, kBytes);
-  append_varint(out, bytes.size());
-  out.append(bytes);
-}
-
-// Fields wall_time = 1 and, for all but the version event, step = 2 of Event.
-std::string event(double wall_time, std::int64_t step = 0) {
-  std::string out;
-  append_tag(out, 1, kFixed64);
-  append_little_endian(out, wall_time);
-  if (step > 0) {
-    append_tag(out, 2, kVarint);
-    append_varint(out, static_cast<std::uint64_t>(step));
-  }
-  return out;
+// All but the version event have a step.
+TensorBoardEvent event_at(double wall_time, std::int64_t step = 0) {
+  TensorBoardEvent event;
+  event.set_wall_time(wall_time);
+  if (step > 0) event.set_step(step);
+  return event;
 }
 
 std::uint32_t masked_crc(std::string_view bytes) {
@@ -59,14 +36,10 @@ std::uint32_t masked_crc(std::string_view bytes) {
   return std::rotr(crc, 15) + 0xa282ead8u;
 }
 
-double wall_time_now() {
-  return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
-}
-
 // Creates a file with the events that every file begins with. An error here ends the run's start.
 File start_event_file(const std::string& path, std::int64_t first_step) {
   File file = File::create(path);
-  const double now = wall_time_now();
+  const double now = unix_seconds();
   file.write_all(event_record(version_event(now)));
   file.write_all(event_record(start_event(now, first_step)));
   return file;
@@ -76,7 +49,7 @@ File start_event_file(const std::string& path, std::int64_t first_step) {
 // than all existing ones, even if this machine's clock is behind.
 std::string new_event_path(const std::filesystem::path& folder) {
   constexpr std::string_view kPrefix = "events.out.tfevents.";
-  auto seconds = static_cast<std::int64_t>(wall_time_now());
+  auto seconds = static_cast<std::int64_t>(unix_seconds());
   for (const std::string& name : list_directory(folder.string())) {
     if (!name.starts_with(kPrefix)) continue;
     std::int64_t other = 0;
@@ -90,30 +63,23 @@ std::string new_event_path(const std::filesystem::path& folder) {
 }  // namespace
 
 std::string version_event(double wall_time) {
-  std::string out = event(wall_time);
-  append_bytes(out, 3, "brain.Event:2");
-  return out;
+  TensorBoardEvent event = event_at(wall_time);
+  event.set_file_version("brain.Event:2");
+  return event.SerializeAsString();
 }
 
 std::string start_event(double wall_time, std::int64_t step) {
-  std::string session_log;
-  append_tag(session_log, 1, kVarint);
-  append_varint(session_log, 1);  // SessionLog.status = START
-  std::string out = event(wall_time, step);
-  append_bytes(out, 7, session_log);
-  return out;
+  TensorBoardEvent event = event_at(wall_time, step);
+  event.mutable_session_log()->set_status(TensorBoardEvent::SessionLog::START);
+  return event.SerializeAsString();
 }
 
 std::string scalar_event(double wall_time, std::int64_t step, std::string_view tag, float value) {
-  std::string summary_value;
-  append_bytes(summary_value, 1, tag);
-  append_tag(summary_value, 2, kFixed32);
-  append_little_endian(summary_value, value);
-  std::string summary;
-  append_bytes(summary, 1, summary_value);
-  std::string out = event(wall_time, step);
-  append_bytes(out, 5, summary);
-  return out;
+  TensorBoardEvent event = event_at(wall_time, step);
+  TensorBoardEvent::Summary::Value& scalar = *event.mutable_summary()->add_value();
+  scalar.set_tag(std::string(tag));
+  scalar.set_simple_value(value);
+  return event.SerializeAsString();
 }
 
 std::string event_record(std::string_view event) {
@@ -130,7 +96,7 @@ EventWriter::EventWriter(const std::filesystem::path& folder, std::int64_t first
     : file_(start_event_file(new_event_path(folder), first_step), std::move(warn)) {}
 
 void EventWriter::scalar(std::string_view tag, std::int64_t step, double value) {
-  file_.append(event_record(scalar_event(wall_time_now(), step, tag, static_cast<float>(value))));
+  file_.append(event_record(scalar_event(unix_seconds(), step, tag, static_cast<float>(value))));
 }
 
 void EventWriter::close() { file_.close(); }

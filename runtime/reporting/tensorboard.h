@@ -1,6 +1,5 @@
-// TensorBoard event files: records of length, masked CRC32C, and an Event message
-// (tensorboard/compat/proto/event.proto). Its few fields are encoded by hand: TensorBoard's own
-// schema under its own names would clash with other libraries that register it.
+// TensorBoard event files: records of length, masked CRC32C, and an event
+// (configs/schema/tensorboard_event.proto).
 #pragma once
 
 #include <cstdint>

@@ -15,7 +15,7 @@
 #include <thread>
 #include <vector>
 
-#include "launcher/slurm/submissions.h"
+#include "launcher/slurm/run_jobs.h"
 #include "runtime/checkpoint/run_folder.h"
 #include "runtime/reporting/run_history.h"
 #include "tests/launcher/processes/train_process_fixture.h"

@@ -1,4 +1,4 @@
-// Numbers as text for people and other programs.
+// Numbers as text for people and other programs, and numbers in such text.
 #pragma once
 
 #include <fmt/format.h>

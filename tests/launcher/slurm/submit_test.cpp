@@ -8,7 +8,7 @@
 
 #include "cluster/base/files/file.h"
 #include "configs/loader/config_io.h"
-#include "launcher/slurm/submissions.h"
+#include "launcher/slurm/run_jobs.h"
 #include "tests/launcher/bad_input/damage.h"
 #include "tests/launcher/bad_input/good_input.h"
 #include "tests/launcher/child.h"

@@ -7,10 +7,8 @@
 
 #include <limits>
 #include <mutex>
-#include <set>
 
 #include "cluster/base/error.h"
-#include "runtime/checkpoint/verify.h"
 #include "tests/cluster/base/corruption.h"
 #include "tests/cluster/base/thread_group.h"
 #include "tests/runtime/checkpoint/checkpoint_fixture.h"
@@ -60,30 +58,12 @@ class SharedVerificationTest : public testing::Test {
   CheckpointFolder checkpoint_;
 };
 
-TEST_F(SharedVerificationTest, EveryFileIsReadByOneRank) {
-  for (const int ranks : {1, 2, 3, 20}) {
-    std::multiset<int> files;
-    for (const auto& of_rank : SharedVerification::shares(checkpoint_.manifest, ranks)) {
-      EXPECT_TRUE(std::ranges::is_sorted(of_rank));
-      files.insert(of_rank.begin(), of_rank.end());
-    }
-    ASSERT_EQ(files.size(), static_cast<std::size_t>(checkpoint_.manifest.file_size()));
-    EXPECT_EQ(*files.rbegin(), checkpoint_.manifest.file_size() - 1);
-    EXPECT_EQ(std::set<int>(files.begin(), files.end()).size(), files.size());
-  }
-  // The work is shared: with as many ranks as files, each has one.
-  const int num_files = checkpoint_.manifest.file_size();
-  for (const auto& of_rank : SharedVerification::shares(checkpoint_.manifest, num_files)) {
-    EXPECT_EQ(of_rank.size(), 1u);
-  }
-}
-
 TEST_F(SharedVerificationTest, AFlippedBitOfAnyShareGivesTheErrorOfOneProcess) {
   for (const int ranks : {1, 2, 3}) EXPECT_EQ(shared_outcome(checkpoint_, ranks), "not finite: ");
   for (int i = 0; i < checkpoint_.manifest.file_size(); ++i) {
     const std::int64_t bit = 8 * checkpoint_.manifest.file(i).bytes() - 5;
     flip_bit(file(i), bit);
-    const std::string alone = outcome_of(verify_files, checkpoint_);
+    const std::string alone = outcome_of(verify_checkpoint, checkpoint_);
     EXPECT_THAT(alone, testing::HasSubstr(file(i)));
     for (const int ranks : {1, 2, 3}) EXPECT_EQ(shared_outcome(checkpoint_, ranks), alone);
     flip_bit(file(i), bit);
@@ -93,7 +73,7 @@ TEST_F(SharedVerificationTest, AFlippedBitOfAnyShareGivesTheErrorOfOneProcess) {
 TEST_F(SharedVerificationTest, TheFirstOfSeveralDamagedFilesIsNamed) {
   for (int i = checkpoint_.manifest.file_size() - 1; i >= 0; --i) {
     flip_bit(file(i), 8 * checkpoint_.manifest.file(i).bytes() - 5);
-    const std::string alone = outcome_of(verify_files, checkpoint_);
+    const std::string alone = outcome_of(verify_checkpoint, checkpoint_);
     EXPECT_THAT(alone, testing::HasSubstr(file(i)));
     for (const int ranks : {2, 3, 5}) EXPECT_EQ(shared_outcome(checkpoint_, ranks), alone);
   }
@@ -101,7 +81,7 @@ TEST_F(SharedVerificationTest, TheFirstOfSeveralDamagedFilesIsNamed) {
 
 TEST_F(SharedVerificationTest, AMissingFileIsNamed) {
   std::filesystem::remove(file(1));
-  const std::string alone = outcome_of(verify_files, checkpoint_);
+  const std::string alone = outcome_of(verify_checkpoint, checkpoint_);
   EXPECT_THAT(alone, testing::HasSubstr(file(1)));
   for (const int ranks : {1, 2, 3}) EXPECT_EQ(shared_outcome(checkpoint_, ranks), alone);
 }
@@ -121,7 +101,7 @@ TEST(SharedVerification, AValueThatIsNotFiniteIsFoundInAnyShare) {
     writer.finish();
   });
   const CheckpointFolder checkpoint = *find_newest_checkpoint(folder, false);
-  const std::string alone = outcome_of(verify_files, checkpoint);
+  const std::string alone = outcome_of(verify_checkpoint, checkpoint);
   EXPECT_THAT(alone, testing::HasSubstr("not finite: adamw."));
   for (const int ranks : {1, 2, 3}) EXPECT_EQ(shared_outcome(checkpoint, ranks), alone);
 }

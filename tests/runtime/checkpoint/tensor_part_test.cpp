@@ -154,5 +154,10 @@ TEST(TensorPart, OwnersAreBalancedByBytes) {
   EXPECT_EQ(load, (std::vector<std::int64_t>{90, 80}));
 }
 
+TEST(TensorPart, WithAsManyOwnersAsItemsEachHasOne) {
+  EXPECT_EQ(balanced_owners({5, 9, 5, 1}, 4), (std::vector<int>{1, 0, 2, 3}));
+  EXPECT_EQ(balanced_owners({5, 9, 5, 1}, 1), (std::vector<int>{0, 0, 0, 0}));
+}
+
 }  // namespace
 }  // namespace birkhoff
