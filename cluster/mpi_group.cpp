@@ -9,7 +9,6 @@
 
 #include "cluster/base/collectives/reduce.h"
 #include "cluster/base/error.h"
-#include "cluster/mpi_check.h"
 
 namespace birkhoff {
 namespace {
@@ -206,6 +205,16 @@ std::byte* MpiGroup::scratch(std::size_t num_bytes) {
     scratch_bytes_ = num_bytes;
   }
   return scratch_.get();
+}
+
+void mpi_check(int status, const char* call, std::source_location where) {
+  if (status == MPI_SUCCESS) return;
+  char text[MPI_MAX_ERROR_STRING] = "";
+  int length = 0;
+  MPI_Error_string(status, text, &length);
+  fail(ExitCode::kPeer,
+       "{} failed: {} ({}:{}); a rank or the network is lost: see the logs of the other ranks",
+       call, std::string(text, static_cast<std::size_t>(length)), where.file_name(), where.line());
 }
 
 }  // namespace birkhoff

@@ -9,6 +9,7 @@
 #include <atomic>
 #include <cstddef>
 #include <memory>
+#include <source_location>
 #include <vector>
 
 #include "cluster/base/collectives/process_group.h"
@@ -16,6 +17,11 @@
 #include "cluster/pieces.h"
 
 namespace birkhoff {
+
+// Throws Error(kPeer) with MPI's text, the call and the source location unless status is
+// MPI_SUCCESS. Communicators must have the error handler MPI_ERRORS_RETURN.
+void mpi_check(int status, const char* call,
+               std::source_location where = std::source_location::current());
 
 class MpiGroup : public ProcessGroup {
  public:

@@ -17,7 +17,6 @@
 #include "cluster/base/error.h"
 #include "cluster/base/slurm_environment.h"
 #include "cluster/base/text/number_text.h"
-#include "cluster/mpi_check.h"
 #include "cluster/mpi_group.h"
 
 namespace birkhoff {

@@ -7,7 +7,6 @@
 #include "cluster/base/files/file.h"
 #include "configs/loader/check.h"
 #include "configs/loader/message_text.h"
-#include "configs/loader/settings.h"
 #include "configs/loader/source_locations.h"
 #include "configs/loader/text_parser.h"
 

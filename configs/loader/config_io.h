@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "configs/loader/source_locations.h"
 #include "configs/schema/config.pb.h"
 
 namespace birkhoff {
@@ -47,5 +48,12 @@ std::string config_reference();
 // For "did you mean ...": returns the candidate nearest to `name` by edit distance, or "" if none
 // is near.
 std::string nearest_name(const std::string& name, const std::vector<std::string>& candidates);
+
+// Applies one setting, `path=value`. The path is dotted; list elements are named by index, and the next free
+// index appends one (model.attention.0.group.1.heads=2). Values: a number (integers also as 1e3),
+// true or false, an enum value, a string (quotes are optional), {text format} for a message,
+// [{...}, {...}] for a list. A message or list is replaced, not merged. Naming a member of a oneof
+// chooses it. Error(kConfig): "--set path=value: ...".
+void apply_setting(const std::string& setting, configs::Config& config, SourceLocations& places);
 
 }  // namespace birkhoff

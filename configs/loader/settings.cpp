@@ -1,4 +1,4 @@
-#include "configs/loader/settings.h"
+#include "configs/loader/config_io.h"
 
 #include <fmt/format.h>
 #include <google/protobuf/descriptor.h>

@@ -1,6 +1,6 @@
 #include <mpi.h>
 
-#include "cluster/mpi_check.h"
+#include "cluster/mpi_group.h"
 #include "launcher/bench/collectives.h"
 
 namespace birkhoff {

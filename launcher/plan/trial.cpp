@@ -2,22 +2,105 @@
 
 #include <ATen/Parallel.h>
 #include <fmt/format.h>
+#include <google/protobuf/message.h>
 
 #include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <memory>
+#include <numeric>
 #include <thread>
 
 #include "cluster/base/error.h"
+#include "configs/loader/check.h"
+#include "configs/loader/message_text.h"
+#include "configs/schema/options.pb.h"
 #include "launcher/measure/machine_speed.h"
 #include "launcher/measure/report.h"
-#include "launcher/plan/smaller_config.h"
 #include "models/transformer/layers.h"
 #include "runtime/tasks/task.h"
 
 namespace birkhoff {
 namespace {
+
+using google::protobuf::FieldDescriptor;
+using google::protobuf::Message;
+
+// Calls visit(message, field, value) for each int32 of a message and of those inside it.
+template <typename Visit>
+void visit_integers(Message& message, const Visit& visit) {
+  const auto& reflection = *message.GetReflection();
+  for (const FieldDescriptor* field : set_fields(message)) {
+    if (field->is_repeated()) {
+      for (int i = 0; i < reflection.FieldSize(message, field); ++i) {
+        visit_integers(*reflection.MutableRepeatedMessage(&message, field, i), visit);
+      }
+    } else if (field->message_type() != nullptr) {
+      visit_integers(*reflection.MutableMessage(&message, field), visit);
+    } else if (field->cpp_type() == FieldDescriptor::CPPTYPE_INT32) {
+      visit(message, *field, reflection.GetInt32(message, field));
+    }
+  }
+}
+
+// In tokens.
+std::int64_t unit_of_reach(const Message& message) {
+  return field_with(message, configs::block_length) != nullptr ? block_length_of(message) : 1;
+}
+
+// The minimum number of tokens of a sequence on which layers can be tried: whole blocks, and at
+// least twice the maximum that a query sees. data.sequence_length if that is less than twice as
+// long.
+std::int64_t trial_length(const configs::Config& config) {
+  const std::int64_t full = config.data().sequence_length();
+  std::int64_t unit = 1, least = 256;  // products of fewer rows may take another algorithm
+  const auto hold_two = [&](std::int64_t tokens) { least = std::max(least, 2 * tokens); };
+  for (configs::Attention attention : config.model().attention()) {
+    visit_integers(attention,
+                   [&](const Message& message, const FieldDescriptor& field, std::int64_t value) {
+                     if (value == 0) return;
+                     if (field.options().GetExtension(configs::block_length))
+                       unit = std::lcm(unit, value);
+                     if (field.options().GetExtension(configs::parts_of_sequence))
+                       hold_two(full / value);
+                     if (field.options().GetExtension(configs::reach))
+                       hold_two(value * unit_of_reach(message));
+                   });
+  }
+  hold_two(unit);
+  least = (least + unit - 1) / unit * unit;
+  return 2 * least < full ? least : full;
+}
+
+// `config`, resolved, for one rank on the CPU with `layers` layers of `attention` (null: as they
+// are) and `sequences` sequences of `length` tokens. Fields with (parts_of_sequence) scale with the
+// length. fp16 becomes bf16, and virtual shards and CUDA graphs are left out.
+configs::Config smaller_config(const configs::Config& config, const configs::Attention* attention,
+                               std::int64_t layers, std::int64_t sequences, std::int64_t length) {
+  const std::int64_t full = config.data().sequence_length();
+  configs::Config part = config;
+  part.set_device(configs::Config::cpu);
+  part.mutable_data()->set_sequence_length(static_cast<int>(length));
+  part.mutable_model()->set_layers(static_cast<int>(layers));
+  if (attention != nullptr) {
+    part.mutable_model()->clear_attention();
+    *part.mutable_model()->add_attention() = *attention;
+  }
+  for (configs::Attention& each : *part.mutable_model()->mutable_attention()) {
+    visit_integers(each, [&](Message& message, const FieldDescriptor& field, std::int64_t value) {
+      if (!field.options().GetExtension(configs::parts_of_sequence)) return;
+      message.GetReflection()->SetInt32(&message, &field,
+                                        static_cast<int>((value * length + full - 1) / full));
+    });
+  }
+  configs::Train& train = *part.mutable_train();
+  train.set_global_batch(static_cast<int>(sequences));
+  train.set_micro_batch(0);
+  train.set_cuda_graph(false);
+  train.mutable_invariant()->set_shards(0);
+  if (train.precision() == configs::Train::fp16) train.set_precision(configs::Train::bf16);
+  return part;
+}
 
 // A pass has parameters and gradients. The moments of a step's optimizer are as large again.
 constexpr int kPass = 1, kStep = 2;

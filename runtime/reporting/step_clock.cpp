@@ -1,6 +1,6 @@
 #include "runtime/reporting/step_clock.h"
 
-#include "cluster/base/collectives/wait_time.h"
+#include "cluster/base/collectives/process_group.h"
 
 namespace birkhoff {
 namespace {

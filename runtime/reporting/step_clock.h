@@ -23,7 +23,7 @@ class StepClock {
   void end();
 
   double step_ms() const { return 1000 * seconds_; }
-  // Without the time in which this rank waited for other ranks (wait_time.h).
+  // Without the time in which this rank waited for other ranks (process_group.h).
   const StepTimes& times() const { return times_; }
 
  private:

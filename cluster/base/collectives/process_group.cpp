@@ -8,7 +8,6 @@
 #include <cstring>
 #include <numeric>
 
-#include "cluster/base/collectives/wait_time.h"
 #include "cluster/base/error.h"
 #include "cluster/base/files/checksum.h"
 

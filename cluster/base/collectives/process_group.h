@@ -143,4 +143,13 @@ class ProcessGroup {
 // A group of one: every operation is the identity. For commands and models that use no parallelism.
 std::unique_ptr<ProcessGroup> make_single_group(at::Device device = at::kCPU);
 
+// ---- The time that a thread has waited for other ranks: between the call and the return of
+// Work::wait(), summed over all groups. The rest of a step is the rank's own work. For GPU tensors
+// wait() does not block: the GPU's stream waits, which is not counted here.
+
+// Seconds that the calling thread has waited so far. Local.
+double waited_seconds();
+// Adds `seconds` to them. Only a ProcessGroup calls it, where Work::wait() returns.
+void add_waited_seconds(double seconds);
+
 }  // namespace birkhoff
