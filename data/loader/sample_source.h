@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "cluster/base/error.h"
 #include "data/batch/batch.h"
 
 namespace birkhoff {
@@ -28,6 +29,15 @@ class SampleSource {
 };
 
 // Samples [begin, end) of the first epoch as a batch; sample_ids are their indices.
-Batch read_samples(SampleSource& source, std::int64_t begin, std::int64_t end);
+inline Batch read_samples(SampleSource& source, std::int64_t begin, std::int64_t end) {
+  require(0 <= begin && begin <= end && end <= source.num_samples(), "samples outside the split");
+  Batch batch = source.make_batch(end - begin);
+  std::vector<SampleSource::Row> rows;
+  for (std::int64_t sample = begin; sample < end; ++sample) {
+    rows.push_back({.sample = sample, .epoch = 0, .id = sample});
+  }
+  source.fill(batch, rows);
+  return batch;
+}
 
 }  // namespace birkhoff

@@ -52,7 +52,7 @@ struct Seconds {
 Seconds timed(const std::function<void()>& work) {
   const auto now = [] {
     const double here = processor_seconds(CLOCK_THREAD_CPUTIME_ID);
-    return Seconds{wall_seconds(), here, processor_seconds(CLOCK_PROCESS_CPUTIME_ID) - here};
+    return Seconds{clock_seconds(), here, processor_seconds(CLOCK_PROCESS_CPUTIME_ID) - here};
   };
   const Seconds start = now();
   work();
@@ -304,18 +304,18 @@ void measure_start(const fs::path& folder, std::ostream& out) {
   other_load.begin();
   const std::string manifest = (folder / kCorpusManifestName).string();
   for (int round = 0; round < kRounds; ++round) {
-    const double start = wall_seconds();
+    const double start = clock_seconds();
     std::int64_t sum = 0;  // so that no read is optimized away
     for (const char c : read_file(manifest, shard_format::kManifestMaxBytes)) sum += c == '{';
-    const double read = wall_seconds();
+    const double read = clock_seconds();
     const Corpus corpus(folder);
-    const double opened = wall_seconds();
+    const double opened = clock_seconds();
     const Sampler order(kSeed, 0, num_training_windows(corpus, kWindows));
     sum += order.at(0);
-    const double ordered = wall_seconds();
+    const double ordered = clock_seconds();
     TrainLoader loader(training_windows(corpus, kWindows), kLoading, 0);
     loader.next();
-    const double loaded = wall_seconds();
+    const double loaded = clock_seconds();
     require(sum > 0, "an index");
     text.push_back((read - start) * 1e3);
     opening.push_back((opened - read) * 1e3);

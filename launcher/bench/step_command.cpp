@@ -134,10 +134,10 @@ std::string check_first_step(const configs::Config& config, std::int64_t vocabul
 // Seconds of one product of large square matrices.
 double product_seconds(const at::Tensor& a, const at::Tensor& b) {
   synchronize(a.device());
-  const double start = wall_seconds();
+  const double start = clock_seconds();
   at::mm(a, b);
   synchronize(a.device());
-  return wall_seconds() - start;
+  return clock_seconds() - start;
 }
 
 // FLOP/s of dense 16-bit products in NVIDIA's data sheets, by a part of the GPU's name; 0 if
@@ -221,14 +221,14 @@ thread_local std::map<std::string, SelfTime> self_times;
 std::unique_ptr<at::ObserverContext> enter(const at::RecordFunction& function) {
   auto operation = std::make_unique<OpenOperation>();
   operation->name = function.name();
-  operation->start = wall_seconds();
+  operation->start = clock_seconds();
   open_operations.push_back(operation.get());
   return operation;
 }
 
 void leave(const at::RecordFunction&, at::ObserverContext* context) {
   const auto* operation = static_cast<OpenOperation*>(context);
-  const double seconds = wall_seconds() - operation->start;
+  const double seconds = clock_seconds() - operation->start;
   open_operations.pop_back();
   if (!open_operations.empty()) open_operations.back()->children += seconds;
   SelfTime& time = self_times[operation->name];

@@ -28,7 +28,7 @@ constexpr int kRounds = 5;  // of which the fastest counts: other load may use a
 constexpr double kRoundSeconds = 0.2;  // longer than the periods in which limits on CPU time count
 constexpr int kMaxTurns = 8;
 
-double seconds_since(double start) { return wall_seconds() - start; }
+double seconds_since(double start) { return clock_seconds() - start; }
 
 bool uses_gpu(const Subject& subject) {
   return subject.configuration && subject.configuration->device() == configs::Config::cuda;
@@ -44,7 +44,7 @@ double rate_of(at::Device device, const std::function<void()>& operation) {
   synchronize(device);
   double best = 0;
   for (int round = 0; round < kRounds; ++round) {
-    const double start = wall_seconds();
+    const double start = clock_seconds();
     int done = 0;
     do {
       operation();
@@ -79,7 +79,7 @@ Facts measure_in_turns(const Subject& subject, const std::function<double()>& me
     world.barrier("doctor: turn");
     if (subject.world.local_rank() / together != turn) continue;
     try {
-      const double start = wall_seconds();
+      const double start = clock_seconds();
       const double cpu_start = processor_seconds(CLOCK_PROCESS_CPUTIME_ID);
       speed = measure();
       cpu_share = (processor_seconds(CLOCK_PROCESS_CPUTIME_ID) - cpu_start) / seconds_since(start) /
@@ -113,7 +113,7 @@ double exchange_rate(std::unique_ptr<ProcessGroup> pair, const at::Tensor& sums)
 #endif
   const auto reduce = [&](std::int64_t times) {
     pair->barrier("doctor: exchange");
-    const double start = wall_seconds();
+    const double start = clock_seconds();
     for (std::int64_t i = 0; i < times; ++i)
       pair->all_reduce(sums, ReduceOp::kSum, "doctor: exchange");
     synchronize(device);

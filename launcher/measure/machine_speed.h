@@ -31,9 +31,9 @@ class Stopwatch {
   template <typename Work>
   double seconds(const Work& work) const {
     if (device_.is_cpu()) {
-      const double start = wall_seconds();
+      const double start = clock_seconds();
       work();
-      return wall_seconds() - start;
+      return clock_seconds() - start;
     }
     const c10::Stream stream = c10::impl::VirtualGuardImpl(device_.type()).getStream(device_);
     c10::Event before(device_.type(), c10::EventFlag::BACKEND_DEFAULT),

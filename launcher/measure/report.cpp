@@ -12,10 +12,6 @@
 
 namespace birkhoff {
 
-double wall_seconds() {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
-
 double processor_seconds(clockid_t clock) {
   timespec time{};
   clock_gettime(clock, &time);

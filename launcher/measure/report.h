@@ -8,10 +8,9 @@
 #include <string>
 #include <vector>
 
-namespace birkhoff {
+#include "runtime/reporting/progress.h"
 
-// Seconds of a steady clock.
-double wall_seconds();
+namespace birkhoff {
 
 // Seconds of CPU time: clock CLOCK_PROCESS_CPUTIME_ID or CLOCK_THREAD_CPUTIME_ID.
 double processor_seconds(clockid_t clock);

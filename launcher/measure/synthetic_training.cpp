@@ -71,7 +71,7 @@ double SyntheticTraining::loss_scale(const configs::Config& config) {
 
 double SyntheticTraining::now() const {
   synchronize(device_);
-  return wall_seconds();
+  return clock_seconds();
 }
 
 }  // namespace birkhoff

@@ -22,13 +22,26 @@ class StopRequest {
   // Maximum seconds that stopping takes: the current step, and a save.
   void set_needed_seconds(double seconds) { needed_seconds_ = seconds; }
 
-  bool asked();
+  bool asked() {
+    if (asked_at_) return true;
+    bool asks = signals_.received() != 0;
+    if (!asks && job_end_) {
+      const std::optional<double> end = job_end_();
+      const std::chrono::duration<double> now = std::chrono::system_clock::now().time_since_epoch();
+      asks = end && now.count() + needed_seconds_ >= *end;
+    }
+    if (asks) asked_at_ = std::chrono::steady_clock::now();
+    return asks;
+  }
   // Requested at least two seconds ago: long operations should be abandoned.
-  bool pressing();
+  bool pressing() { return asked() && std::chrono::steady_clock::now() - *asked_at_ >= kPatience; }
   // Requested because the job will end, and no signal came.
   bool by_time_limit() const { return asked_at_.has_value() && signals_.received() == 0; }
   // The source of the request, for a message.
-  std::string why() const;
+  std::string why() const {
+    if (signals_.received() != 0) return "a signal asked to stop";
+    return by_time_limit() ? "the job's time limit is near" : "another rank asked to stop";
+  }
 
  private:
   static constexpr std::chrono::seconds kPatience{2};
