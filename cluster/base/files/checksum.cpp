@@ -162,7 +162,7 @@ std::string xxh3_hex(const void* data, std::size_t num_bytes) {
 }
 
 std::string xxh3_hex(const File& file) {
-  constexpr std::int64_t kPartBytes = 1 << 20;
+  constexpr std::int64_t kPartBytes = 8 << 20;
   const std::int64_t num_bytes = file.size();
   Xxh3Hasher hasher;
   std::vector<char> part(static_cast<std::size_t>(std::min(kPartBytes, num_bytes)));
