@@ -57,8 +57,9 @@ RelativePositions LogitTerms::relative(const at::Tensor& q_BHLD) const {
 at::Tensor LogitTerms::sink(const at::Tensor& q_BHLD) const { return in_dtype_of(sink_H_, q_BHLD); }
 
 at::Tensor LogitTerms::attend(const at::Tensor& q_BH1D, const at::Tensor& k_BHSD,
-                              const at::Tensor& v_BHSD, std::int64_t in_place) const {
-  if (!relative_.defined() && !sink_H_.defined()) {
+                              const at::Tensor& v_BHSD, std::int64_t in_place,
+                              const RowNormalizer& normalizer) const {
+  if (normalizer.kind == Normalizer::kSoftmax && !relative_.defined() && !sink_H_.defined()) {
     return library_attention(q_BH1D, k_BHSD, v_BHSD);
   }
   const std::int64_t key_heads = k_BHSD.size(1), S = k_BHSD.size(2), before = S - in_place;
@@ -72,10 +73,9 @@ at::Tensor LogitTerms::attend(const at::Tensor& q_BH1D, const at::Tensor& k_BHSD
     scores_BH1S.narrow(3, before, in_place)
         .add_(relative_scores(tables, q_BH1D.unsqueeze(2), rows_S).squeeze(2));
   }
-  at::Tensor sink = sink_H_;
-  if (sink.defined()) sink = this->sink(q_BH1D).view({1, -1, 1, 1});
+  const double scale = 1 / std::sqrt(static_cast<double>(q_BH1D.size(3)));
   const at::Tensor p_BH1S =
-      masked_softmax(scores_BH1S * (1 / std::sqrt(static_cast<double>(q_BH1D.size(3)))), {}, sink);
+      normalize_rows(normalizer, scores_BH1S * scale, /*mask=*/{}, sink(q_BH1D));
   const at::Tensor out_BH1D = of_query_heads(at::matmul(of_key_heads(p_BH1S, key_heads), v_BHSD));
   if (!tables.values_HRD.defined()) return out_BH1D;
   const at::Tensor last_p = p_BH1S.narrow(3, before, in_place).unsqueeze(2);

@@ -11,6 +11,7 @@
 
 #include "attention/kernels/gathered_attention/gathered_attention.h"
 #include "attention/kernels/relative_positions/relative_positions.h"
+#include "attention/kernels/row_normalizer/row_normalizer.h"
 #include "attention/mechanism.h"
 
 namespace birkhoff {
@@ -29,7 +30,7 @@ class LogitTerms {
   // The attention of one query of each sequence to all these keys. Relative positions apply to the
   // last `in_place` of them, which end at the query's own token.
   at::Tensor attend(const at::Tensor& q_BH1D, const at::Tensor& k_BHSD, const at::Tensor& v_BHSD,
-                    std::int64_t in_place) const;
+                    std::int64_t in_place, const RowNormalizer& normalizer = {}) const;
 
   // The attention of the query at position `now` of each sequence to listed keys: where
   // visible_BHKW, to token token_BHKW (int64) of k and v. H are key heads, K lists of W tokens. One

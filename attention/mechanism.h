@@ -84,17 +84,21 @@ struct MechanismTraits {
   // Supports cross-attention: queries and keys may come from two sequences of different lengths.
   // Each output then depends on its own query only, so queries may come one at a time.
   bool supports_cross_attention = false;
-  // The next three tell tests what to expect.
+  // The next four tell tests what to expect.
   // An output is a weighted mean of the values that its query sees.
   bool convex = false;
   // A query may reach only some of its visible keys.
   bool selects = false;
   // A query may reach no key, although it has visible keys. Its output is then 0.
   bool skips_queries = false;
+  // The mechanism's gradient is not exactly that of its output.
+  bool approximate_gradient = false;
   // Weights grow without bound with the layer's input: large inputs overflow.
   bool unbounded = false;
   // Supports relative positions.
   bool takes_relative_positions = false;
+  // Supports sinks.
+  bool takes_sinks = true;
   // Which keys a query sees depends on query values. Query heads that share a key head choose
   // together.
   bool chooses_keys = false;

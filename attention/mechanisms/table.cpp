@@ -12,6 +12,7 @@
 #include "configs/loader/check.h"
 #include "configs/loader/message_text.h"
 #include "configs/schema/attention.pb.h"
+#include "configs/schema/options.pb.h"
 
 namespace birkhoff {
 namespace {
@@ -31,6 +32,7 @@ constexpr Entry kMechanisms[] = {
     {Kind::kSlidingWindow, make_sliding_window},
     {Kind::kMoba, make_moba},
     {Kind::kRouting, make_routing},
+    {Kind::kSinkformer, make_sinkformer},
 };
 
 }  // namespace
@@ -46,13 +48,22 @@ std::unique_ptr<Mechanism> make_mechanism(const configs::Mechanism& config,
     fail(ExitCode::kConfig, "{}: no attention mechanism is chosen; set one of {}", prefix,
          fmt::join(names, ", "));
   }
+  const auto* kind = Kind::descriptor()->FindFieldByNumber(entry->kind);
+  const std::string& reason = kind->message_type()->options().GetExtension(configs::encoder_only);
+  if (shape.causal && !reason.empty()) {
+    fail(ExitCode::kConfig, "{}.{}: is for encoders, not for causal attention, because {}", prefix,
+         kind->name(), reason);
+  }
   const LogitTerms terms(config, shape, prefix, parameters);
   std::unique_ptr<Mechanism> mechanism = entry->make({config, shape, prefix, parameters, terms});
   const MechanismTraits traits = mechanism->traits();
   if (config.relative_positions().max_distance() > 0 && !traits.takes_relative_positions) {
     fail(ExitCode::kConfig,
-         "relative_positions: not supported by this mechanism; remove it, or use block_local, "
-         "sliding_window, sinkhorn (not with combine: add_logits), routing or moba");
+         "relative_positions: not supported by this mechanism; remove them, or choose one that "
+         "reads nearby keys or knows distances (docs/configuration.md, Mechanism)");
+  }
+  if (config.sink() && !traits.takes_sinks) {
+    fail(ExitCode::kConfig, "sink: not supported by this mechanism; remove it");
   }
   if (shape.heads_of_keys() != shape.heads && traits.shares_query_key) {
     fail(ExitCode::kConfig,

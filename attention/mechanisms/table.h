@@ -25,5 +25,6 @@ std::unique_ptr<Mechanism> make_sinkhorn(const MakeArguments& m);
 std::unique_ptr<Mechanism> make_sinkhorn_mixture(const MakeArguments& m);
 std::unique_ptr<Mechanism> make_routing(const MakeArguments& m);
 std::unique_ptr<Mechanism> make_moba(const MakeArguments& m);
+std::unique_ptr<Mechanism> make_sinkformer(const MakeArguments& m);
 
 }  // namespace birkhoff

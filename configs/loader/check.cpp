@@ -19,8 +19,9 @@ using google::protobuf::Message;
 void check_number(const Message& message, const FieldDescriptor& field, const std::string& path,
                   const SourceLocations& places) {
   const auto check = [&](auto value) {
-    if (Range(field.options().GetExtension(configs::range)).contains(static_cast<double>(value)))
-      return;
+    const auto number = static_cast<double>(value);
+    const bool fits = !field.options().GetExtension(configs::odd) || std::fmod(number, 2) != 0;
+    if (fits && Range(field.options().GetExtension(configs::range)).contains(number)) return;
     config_error(places, path, "must be in {}, is {}", range_text(field), value);
   };
   const auto& reflection = *message.GetReflection();
@@ -146,6 +147,13 @@ class ConsistencyCheck {
   // Checks a mechanism and the mechanisms inside it by the options of their fields.
   void check_mechanism(const Message& message, const std::string& path, bool causal) const {
     const auto& reflection = *message.GetReflection();
+    const std::string& reason =
+        message.GetDescriptor()->options().GetExtension(configs::encoder_only);
+    if (causal && !reason.empty()) {
+      config_error(places_, path,
+                   "is for encoders, not for causal attention, because {}; use another mechanism",
+                   reason);
+    }
     const int length = config_.data().sequence_length();
     if (const FieldDescriptor* field = field_with(message, configs::block_length)) {
       const int block = block_length_of(message);

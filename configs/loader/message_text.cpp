@@ -107,6 +107,7 @@ std::string range_text(const FieldDescriptor& field) {
     if (!plain.empty()) range.replace(begin, end - begin, plain);
     begin = range.find_first_of(",])", begin) + 2;
   }
+  if (field.options().GetExtension(configs::odd)) range += ", odd";
   return range;
 }
 

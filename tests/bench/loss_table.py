@@ -57,6 +57,14 @@ def mechanisms(context):
     return {
         "dense":
             group("dense{}"),
+        "dense, top-k of 8":
+            group("dense{normalizer:top_k}"),
+        "dense, sparsemax":
+            group("dense{normalizer:sparsemax}"),
+        "dense, entmax-1.5":
+            group("dense{normalizer:entmax15}"),
+        "dense, entmax":
+            group("dense{normalizer:entmax}"),
         "block-local":
             group(local),
         "sliding window":

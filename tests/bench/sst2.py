@@ -1,5 +1,5 @@
-"""Accuracy on SST-2 (Socher et al. 2013): a small encoder with dense, block-local or Sinkhorn
-attention, next to naive Bayes.
+"""Accuracy on SST-2 (Socher et al. 2013): a small encoder with dense, block-local, Sinkhorn or doubly
+stochastic attention, or top-k, entmax or sparsemax in place of softmax, next to naive Bayes.
 
 Each run evaluates the validation split after each epoch; the epoch with the best accuracy there is
 evaluated on the test split. Finished runs are kept in build/bench/sst2 and not repeated.
@@ -28,10 +28,15 @@ FOLDER = runs.WORK / "sst2"
 SPLITS = {"train": "train", "valid": "dev", "test": "test"}
 BATCH = 64
 LOCAL = "model.attention.0={group{mechanism{block_local{block:8 look_back:1}}}}"
+SPARSE = "model.attention.0={{group{{mechanism{{dense{{normalizer:{}}}}}}}}}"
 ARMS = {
     "dense": ("sst2_dense.txtpb", []),
     "block-local": ("sst2_dense.txtpb", [LOCAL]),
     "sinkhorn": ("sst2_sinkhorn.txtpb", []),
+    "sinkformer": ("sst2_sinkformer.txtpb", []),
+    "top-k": ("sst2_dense.txtpb", [SPARSE.format("top_k")]),
+    "entmax": ("sst2_dense.txtpb", [SPARSE.format("entmax")]),
+    "sparsemax": ("sst2_dense.txtpb", [SPARSE.format("sparsemax")]),
 }
 
 

@@ -10,6 +10,9 @@
 #include <stdexcept>
 #include <vector>
 
+#include "configs/loader/check.h"
+#include "configs/schema/options.pb.h"
+
 namespace birkhoff {
 
 using google::protobuf::Descriptor;
@@ -49,8 +52,8 @@ void RandomConfig::set(Message& message, const FieldDescriptor* field, bool host
                                          std::numeric_limits<float>::max(),
                                          -0.0f,
                                          1.0f};
-  const std::int64_t number =
-      hostile ? kFar[below(std::size(kFar))] : kNear[below(std::size(kNear))];
+  std::int64_t number = hostile ? kFar[below(std::size(kFar))] : kNear[below(std::size(kNear))];
+  if (!hostile && field->options().GetExtension(configs::odd)) number |= 1;
   switch (field->cpp_type()) {
     case FieldDescriptor::CPPTYPE_INT32:
       return reflection.SetInt32(&message, field, static_cast<std::int32_t>(number));
@@ -193,6 +196,17 @@ void make_consistent(configs::Config& config) {
     }
   };
   share_heads(*model.mutable_attention());
+  for (auto& attention : *model.mutable_attention()) {
+    for (auto& group : *attention.mutable_group()) {
+      const auto& mechanism = group.mechanism();
+      const FieldDescriptor* kind = mechanism.GetReflection()->GetOneofFieldDescriptor(
+          mechanism, mechanism.GetDescriptor()->oneof_decl(0));
+      if (kind != nullptr && is_causal(config.task()) &&
+          kind->message_type()->options().HasExtension(configs::encoder_only)) {
+        group.clear_mechanism();
+      }
+    }
+  }
   if (!config.task().has_translation()) {
     model.clear_encoder();
   } else if (model.has_encoder()) {

@@ -394,6 +394,12 @@ TEST(LanguageModel, BadConfigurationsNameTheField) {
                 group_of(c).mutable_mechanism()->mutable_relative_positions()->set_max_distance(4);
               }),
               HasSubstr("relative_positions: not supported by this mechanism"));
+  EXPECT_THAT(refused([&](auto& c) {
+                c.mutable_task()->mutable_classification();
+                group_of(c).mutable_mechanism()->mutable_sinkformer();
+                group_of(c).mutable_mechanism()->set_sink(true);
+              }),
+              HasSubstr("sink: not supported by this mechanism"));
   EXPECT_THAT(refused([](auto& c) { c.mutable_task()->Clear(); }), HasSubstr("no task is set"));
   EXPECT_THAT(refused([](auto& c) { c.mutable_task()->mutable_translation(); }),
               HasSubstr("task.translation: translation is part of the schema but cannot be trained "

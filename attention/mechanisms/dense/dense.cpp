@@ -30,11 +30,47 @@ at::Tensor earlier_keys(const AttentionInput& in) {
   return at::ones({num_tokens, num_tokens}, in.q_BHLD.options().dtype(at::kBool)).tril_();
 }
 
+Normalizer kind_of(configs::DenseAttention::Normalizer normalizer) {
+  switch (normalizer) {
+    case configs::DenseAttention::softmax:
+      return Normalizer::kSoftmax;
+    case configs::DenseAttention::top_k:
+      return Normalizer::kTopK;
+    case configs::DenseAttention::sparsemax:
+      return Normalizer::kSparsemax;
+    case configs::DenseAttention::entmax15:
+      return Normalizer::kEntmax15;
+    case configs::DenseAttention::entmax:
+      return Normalizer::kEntmax;
+  }
+  return {};
+}
+
 }  // namespace
 
 DenseAttention::DenseAttention(const configs::DenseAttention& config, const MechanismShape& shape,
+                               const std::string& prefix, Parameters& parameters,
                                const LogitTerms& terms)
-    : shape_(shape), dropout_(config.dropout()), terms_(terms) {}
+    : shape_(shape),
+      dropout_(config.dropout()),
+      terms_(terms),
+      normalizer_{.kind = kind_of(config.normalizer()),
+                  .top_k = config.kept_keys(),
+                  .top_divisor = config.kept_divisor(),
+                  .keep_ties = config.keep_ties(),
+                  .alpha_H = {}},
+      only_in_training_(config.only_in_training()) {
+  if (normalizer_.kind != Normalizer::kEntmax) return;
+  exponent_H_ = parameters.add(prefix + ".exponent", {shape.heads}, Initializer::zeros(),
+                               /*decay=*/false);
+}
+
+RowNormalizer DenseAttention::normalizer(bool trains) const {
+  if (only_in_training_ && !trains) return {};
+  RowNormalizer normalizer = normalizer_;
+  if (exponent_H_.defined()) normalizer.alpha_H = 1 + exponent_H_.sigmoid();
+  return normalizer;
+}
 
 at::Tensor DenseAttention::key_mask(const AttentionInput& in) const {
   at::Tensor mask;
@@ -53,13 +89,22 @@ AttentionOutput DenseAttention::attend(const AttentionInput& in, Path limit) con
   require(!shape_.causal || in.q_BHLD.size(2) == in.k_BHSD.size(2),
           "causal attention needs as many keys as queries");
   const PathChoice choice = choose(in, limit);
-  if (choice == Path::kFused) return {fused(in), {}};  // block attention records it
+  const RowNormalizer normalizer = this->normalizer(in.noise.has_value());
+  const bool sparse = normalizer.kind != Normalizer::kSoftmax;
+  if (choice == Path::kFused && !sparse) return {fused(in), {}};  // block attention records it
   const Path path = take_path("dense attention", choice);
+  if (path == Path::kFused) return {attend_rows(as_rows(in, normalizer)), {}};
   return {path == Path::kReference ? reference(in) : by_library(in), {}};
 }
 
 PathChoice DenseAttention::choose(const AttentionInput& in, Path limit) const {
   const at::Tensor& q = in.q_BHLD;
+  const RowNormalizer normalizer = this->normalizer(in.noise.has_value());
+  if (normalizer.kind != Normalizer::kSoftmax) {
+    if (limit != Path::kFused) return {Path::kReference};
+    if (terms_.sink(q).defined()) return {Path::kReference, "only softmax has kernels with sinks"};
+    return fused_unless(why_not_row_kernels(as_rows(in, normalizer)));
+  }
   const bool drops = in.noise && dropout_ > 0, has_sinks = terms_.sink(q).defined();
   // LibTorch's fused kernels cannot use our noise, and have no sinks.
   const Path other =
@@ -85,15 +130,21 @@ PathChoice DenseAttention::choose(const AttentionInput& in, Path limit) const {
 }
 
 at::Tensor DenseAttention::reference(const AttentionInput& in) const {
-  const at::Tensor k_BHSD = to_query_heads(in.k_BHSD, shape_.heads),
-                   scores_BHLS = at::matmul(in.q_BHLD, k_BHSD.transpose(-1, -2)) *
+  const RowNormalizer normalizer = this->normalizer(in.noise.has_value());
+  at::Tensor q_BHLD = in.q_BHLD, k_BHSD = to_query_heads(in.k_BHSD, shape_.heads);
+  // Rounded scores would be equal often.
+  if (normalizer.kind != Normalizer::kSoftmax && q_BHLD.scalar_type() != at::kDouble) {
+    q_BHLD = q_BHLD.to(at::kFloat);
+    k_BHSD = k_BHSD.to(at::kFloat);
+  }
+  const at::Tensor scores_BHLS = at::matmul(q_BHLD, k_BHSD.transpose(-1, -2)) *
                                  (1 / std::sqrt(static_cast<double>(shape_.head_dim)));
   at::Tensor mask = key_mask(in);
   if (shape_.causal) mask = and_defined(mask, earlier_keys(in));
-  at::Tensor sink = terms_.sink(in.q_BHLD);
-  if (sink.defined()) sink = sink.view({1, -1, 1, 1});
   const at::Tensor p_BHLS =
-      drop_probabilities(masked_softmax(scores_BHLS, mask, sink), dropout_, in.noise);
+      drop_probabilities(normalize_rows(normalizer, scores_BHLS, mask, terms_.sink(in.q_BHLD)),
+                         dropout_, in.noise)
+          .to(in.v_BHSD.scalar_type());
   return at::matmul(p_BHLS, to_query_heads(in.v_BHSD, shape_.heads));
 }
 
@@ -120,6 +171,37 @@ BlockAttention DenseAttention::as_one_block(const AttentionInput& in) const {
           .sink_H = terms_.sink(in.q_BHLD)};
 }
 
+RowAttention DenseAttention::as_rows(const AttentionInput& in,
+                                     const RowNormalizer& normalizer) const {
+  const at::Tensor &q = in.q_BHLD, &k = in.k_BHSD;
+  const auto indices = q.options().dtype(at::kInt);
+  at::Tensor first_BL = at::zeros({1, q.size(2)}, indices), end_BL;
+  if (shape_.causal) {
+    end_BL = at::arange(1, q.size(2) + 1, indices).unsqueeze(0);
+  } else {
+    end_BL = at::full({1, q.size(2)}, k.size(2), indices);
+  }
+  if (in.key_lengths_B.defined()) {
+    end_BL = end_BL.minimum(in.key_lengths_B.to(at::kInt).unsqueeze(1));
+  }
+  if (in.segments_q_BL.defined()) {  // ids never decrease
+    const auto bound = [&](bool right) {
+      return at::searchsorted(in.segments_kv_BS.contiguous(), in.segments_q_BL.contiguous(),
+                              /*out_int32=*/true, right);
+    };
+    first_BL = bound(false);
+    end_BL = end_BL.minimum(bound(true));
+  }
+  return {.q_BHLD = q,
+          .k_BHSD = k,
+          .v_BHSD = in.v_BHSD,
+          .first_BL = first_BL,
+          .end_BL = end_BL,
+          .normalizer = normalizer,
+          .dropout = dropout_,
+          .noise = in.noise};
+}
+
 at::Tensor DenseAttention::fused(const AttentionInput& in) const {
   BlockAttention attention = as_one_block(in);
   const at::Tensor mask = key_mask(in);
@@ -132,6 +214,7 @@ MechanismTraits DenseAttention::traits() const {
           .exact_in_decoding = shape_.causal,
           .supports_cross_attention = !shape_.causal,
           .convex = terms_.is_convex(),
+          .selects = normalizer_.kind != Normalizer::kSoftmax,
           .quadratic = true};
 }
 
@@ -157,11 +240,12 @@ at::Tensor DenseAttention::decode_step(DecodeState& state, const AttentionInput&
   KeyValueCache& cache = static_cast<KeyValueState&>(state).cache;
   cache.append(in.k_BHSD, in.v_BHSD);
   return terms_.attend(in.q_BHLD, cache.keys(0, cache.size()), cache.values(0, cache.size()),
-                       cache.size());
+                       cache.size(), normalizer(/*trains=*/false));
 }
 
 std::unique_ptr<Mechanism> make_dense(const MakeArguments& m) {
-  return std::make_unique<DenseAttention>(m.config.dense(), m.shape, m.terms);
+  return std::make_unique<DenseAttention>(m.config.dense(), m.shape, m.prefix, m.parameters,
+                                          m.terms);
 }
 
 }  // namespace birkhoff

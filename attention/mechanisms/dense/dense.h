@@ -1,9 +1,10 @@
-// Softmax attention over every key or, when causal, over the token's own key and every past one. On
-// the CPU it uses the block-attention kernels, with a sequence as one block; on a GPU it uses
+// Attention over every key or, when causal, over the token's own key and every past one. With
+// softmax, on the CPU it uses the block-attention kernels, with a sequence as one block; on a GPU it uses
 // LibTorch's.
 #pragma once
 
 #include "attention/kernels/block_attention/block_attention.h"
+#include "attention/kernels/row_normalizer/row_attention.h"
 #include "attention/logit_terms.h"
 #include "attention/mechanism.h"
 
@@ -15,8 +16,9 @@ namespace birkhoff {
 
 class DenseAttention : public Mechanism {
  public:
+  // A learned exponent is added to `parameters` as "<prefix>.exponent".
   DenseAttention(const configs::DenseAttention& config, const MechanismShape& shape,
-                 const LogitTerms& terms);
+                 const std::string& prefix, Parameters& parameters, const LogitTerms& terms);
 
   AttentionOutput attend(const AttentionInput& in, Path limit) const override;
   MechanismTraits traits() const override;
@@ -26,7 +28,11 @@ class DenseAttention : public Mechanism {
   at::Tensor decode_step(DecodeState& state, const AttentionInput& in) const override;
 
  private:
+  // Of a pass of training or not.
+  RowNormalizer normalizer(bool trains) const;
   PathChoice choose(const AttentionInput& in, Path limit) const;
+  // For the kernels of sparse normalizers.
+  RowAttention as_rows(const AttentionInput& in, const RowNormalizer& normalizer) const;
   // For our kernels, the sequence as one block, without masks.
   BlockAttention as_one_block(const AttentionInput& in) const;
   // The output [B, H, L, D] in plain operations, by LibTorch's fused operations without dropout,
@@ -40,6 +46,9 @@ class DenseAttention : public Mechanism {
   MechanismShape shape_;
   float dropout_;
   LogitTerms terms_;
+  RowNormalizer normalizer_;
+  bool only_in_training_;
+  at::Tensor exponent_H_;  // of entmax: 1 + sigmoid of it
 };
 
 }  // namespace birkhoff

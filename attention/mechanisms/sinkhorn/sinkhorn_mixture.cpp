@@ -28,7 +28,7 @@ class SinkhornMixtureMechanism final : public Mechanism {
                            const std::string& prefix, Parameters& parameters,
                            const LogitTerms& terms)
       : sinkhorn_(config.sinkhorn(), shape, prefix, parameters, terms),
-        dense_(config.dense(), shape, terms),
+        dense_(config.dense(), shape, prefix + ".dense", parameters, terms),
         ties_key_value_(config.sinkhorn().tie_key_value()) {}
 
   AttentionOutput attend(const AttentionInput& in, Path limit) const override {

@@ -88,16 +88,21 @@ std::vector<MechanismCase> all_cases(std::int64_t block) {
         message->GetReflection()->SetInt32(message, field, static_cast<int>(block));
       }
     });
+    const bool encoder_only =
+        chosen->GetDescriptor()->options().HasExtension(configs::encoder_only);
     for (const bool causal : {false, true}) {
+      if (causal && encoder_only) continue;
       const auto add = [&](const std::string& name) {
         cases.push_back({name + (causal ? "_causal" : "_encoder"), config, causal});
       };
       const std::string& name = oneof->field(i)->name();
       add(name);
       visit_variants(chosen, name, add);
+      const MechanismTraits traits = Built(config, causal, at::kFloat, 8 * block).traits;
+      if (!traits.takes_sinks) continue;
       config.set_sink(true);
       add(name + "_sink");
-      if (Built(config, causal, at::kFloat, 8 * block).traits.takes_relative_positions) {
+      if (traits.takes_relative_positions) {
         auto& relative = *config.mutable_relative_positions();
         relative.set_max_distance(3);
         add(name + "_sink_relative");

@@ -6,6 +6,8 @@
 
 #include "attention/kernels/block_mix/cpu_mix.h"
 #include "attention/kernels/clusters/cpu_scores.h"
+#include "attention/kernels/row_normalizer/cpu_rows.h"
+#include "attention/kernels/sinkformer/cpu_sinkformer.h"
 #include "attention/kernels/sinkhorn/cpu_prefix.h"
 #include "attention/kernels/tile_attention/cpu_loop.h"
 
@@ -21,6 +23,12 @@ const MixKernels<Bf16>& emulated_mix_kernels(Bf16);
 const ScoreKernels<float>& emulated_score_kernels(float);
 const ScoreKernels<double>& emulated_score_kernels(double);
 const ScoreKernels<Bf16>& emulated_score_kernels(Bf16);
+const RowKernels<float>& emulated_row_kernels(float);
+const RowKernels<double>& emulated_row_kernels(double);
+const RowKernels<Bf16>& emulated_row_kernels(Bf16);
+const SinkformerKernels<float>& emulated_sinkformer_kernels(float);
+const SinkformerKernels<double>& emulated_sinkformer_kernels(double);
+const SinkformerKernels<Bf16>& emulated_sinkformer_kernels(Bf16);
 const PrefixBalanceKernels& emulated_prefix_balance_kernels();
 
 // Calls f(kernels, name) for each set of this machine, whose kernels of(set) returns, and for the

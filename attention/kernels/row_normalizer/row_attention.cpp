@@ -1,0 +1,213 @@
+// Legend: B batch, H heads, L queries, S keys, D head dim, k kept keys.
+#include "attention/kernels/row_normalizer/row_attention.h"
+
+#include <ATen/ATen.h>
+#include <ATen/OpMathType.h>
+#include <fmt/format.h>
+#include <torch/csrc/autograd/custom_function.h>
+
+#include <algorithm>
+#include <cmath>
+#include <utility>
+#include <vector>
+
+#include "attention/kernels/common/cpu_dtype.h"
+#include "attention/kernels/common/cpu_sets.h"
+#include "attention/kernels/common/fitting_rows.h"
+#include "attention/kernels/common/grouped_queries.h"
+#include "attention/kernels/row_normalizer/cpu_rows.h"
+#include "attention/kernels/tile_attention/cpu_heads.h"
+#include "cluster/base/tensors/second_gradient.h"
+
+namespace birkhoff {
+
+template <typename T>
+const RowKernels<T>& row_kernels(InstructionSet set) {
+  return for_set(set, []<InstructionSet kSet>() -> const RowKernels<T>& {
+    return compiled_row_kernels<kSetOf<kSet, false>, T>();
+  });
+}
+template const RowKernels<float>& row_kernels(InstructionSet);
+template const RowKernels<double>& row_kernels(InstructionSet);
+template const RowKernels<Bf16>& row_kernels(InstructionSet);
+
+namespace {
+
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+
+// The number of keys that each query keeps, int32 [B, L].
+at::Tensor kept_BL(const RowAttention& in) {
+  const at::Tensor visible = in.end_BL - in.first_BL;
+  at::Tensor kept = at::full_like(visible, in.normalizer.top_k);
+  if (const std::int64_t divisor = in.normalizer.top_divisor; divisor > 0) {
+    kept = kept.maximum(at::div(visible + (divisor - 1), divisor, "floor"));
+  }
+  return kept.minimum(visible.clamp_min(0)).to(at::kInt).contiguous();
+}
+
+// The maximum of it, whatever the lengths of sequences.
+std::int64_t max_kept(const RowAttention& in) {
+  const std::int64_t num_keys = in.k_BHSD.size(2), divisor = in.normalizer.top_divisor;
+  const std::int64_t share = divisor > 0 ? (num_keys + divisor - 1) / divisor : 0;
+  return std::min(num_keys, std::max(in.normalizer.top_k, share));
+}
+
+struct FusedRows : torch::autograd::Function<FusedRows> {
+  // What the backward pass reads besides its inputs. Of top-k or of entmax.
+  struct Saved {
+    at::Tensor first_BL, end_BL, kept_BL;
+    at::Tensor index_BHLk, weight_BHLk;
+    at::Tensor threshold_BHL, alpha_H;  // alpha in fp64, defined for entmax
+  };
+
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& q_BHLD,
+                            const at::Tensor& k_BHSD, const at::Tensor& v_BHSD,
+                            at::TensorList alpha_H, const RowAttention& in) {
+    HeadTensors x;
+    x.q_BHLD = with_contiguous_rows(q_BHLD);
+    x.k_BHSD = with_contiguous_rows(k_BHSD);
+    x.v_BHSD = with_contiguous_rows(v_BHSD);
+    x.out_BHLD = at::empty_like(x.q_BHLD);
+    const std::int64_t B = q_BHLD.size(0), H = q_BHLD.size(1), L = q_BHLD.size(2);
+    const auto sums = q_BHLD.options().dtype(at::toOpMathType(q_BHLD.scalar_type()));
+    Saved saved{.first_BL = in.first_BL.expand({B, L}).contiguous(),
+                .end_BL = in.end_BL.expand({B, L}).contiguous(),
+                .kept_BL = {},
+                .index_BHLk = {},
+                .weight_BHLk = {},
+                .threshold_BHL = {},
+                .alpha_H = {}};
+    if (in.normalizer.kind == Normalizer::kTopK) {
+      saved.kept_BL = kept_BL(in).expand({B, L}).contiguous();
+      saved.index_BHLk = at::empty({B, H, L, max_kept(in)}, sums.dtype(at::kInt));
+      saved.weight_BHLk = at::empty(saved.index_BHLk.sizes(), sums);
+    } else {
+      saved.alpha_H = exponents(in.normalizer, H);
+      saved.threshold_BHL = at::empty({B, H, L}, sums);
+    }
+    run(x, saved, in.dropout, in.noise, nullptr, /*forward=*/true);
+    const NoiseKey noise = in.noise.value_or(NoiseKey{});
+    context->save_for_backward({x.q_BHLD, x.k_BHSD, x.v_BHSD, saved.first_BL, saved.end_BL,
+                                saved.kept_BL, saved.index_BHLk, saved.weight_BHLk,
+                                saved.threshold_BHL, saved.alpha_H, noise.step,
+                                noise.sample_ids_B});
+    context->saved_data["noise"] =
+        std::vector<std::int64_t>{static_cast<std::int64_t>(noise.seed), noise.layer};
+    context->saved_data["dropout"] = static_cast<double>(in.dropout);
+    if (!alpha_H.empty()) context->saved_data["alpha"] = alpha_H[0].scalar_type();
+    return x.out_BHLD;
+  }
+
+  static variable_list backward(AutogradContext* context, const variable_list& gradients) {
+    refuse_second_gradient();
+    const variable_list t = context->get_saved_variables();
+    const std::vector<std::int64_t> numbers = context->saved_data["noise"].toIntVector();
+    std::optional<NoiseKey> noise;
+    if (t[10].defined()) {
+      noise = NoiseKey{.seed = static_cast<std::uint64_t>(numbers[0]),
+                       .step = t[10],
+                       .layer = static_cast<std::uint32_t>(numbers[1]),
+                       .sample_ids_B = t[11]};
+    }
+    HeadTensors x;
+    x.q_BHLD = t[0];
+    x.k_BHSD = t[1];
+    x.v_BHSD = t[2];
+    x.d_out_BHLD = with_contiguous_rows(gradients[0]);
+    x.d_q_BHLD = at::empty_like(t[0]);
+    x.d_k_BHSD = at::empty_like(t[1]);
+    x.d_v_BHSD = at::empty_like(t[2]);
+    at::Tensor d_alpha_BH;
+    const bool learns = context->saved_data.count("alpha") > 0;
+    if (learns) d_alpha_BH = at::zeros({t[0].size(0), t[0].size(1)}, at::kDouble);
+    run(x, {t[3], t[4], t[5], t[6], t[7], t[8], t[9]},
+        static_cast<float>(context->saved_data["dropout"].toDouble()), noise,
+        learns ? d_alpha_BH.mutable_data_ptr<double>() : nullptr, /*forward=*/false);
+    variable_list result{x.d_q_BHLD, x.d_k_BHSD, x.d_v_BHSD};
+    if (learns) {
+      result.push_back(d_alpha_BH.sum(0).to(context->saved_data["alpha"].toScalarType()));
+    }
+    result.emplace_back();  // none for `in`
+    return result;
+  }
+
+ private:
+  static at::Tensor exponents(const RowNormalizer& normalizer, std::int64_t heads) {
+    const at::Tensor& alpha_H = normalizer.alpha_H;
+    if (alpha_H.defined()) return alpha_H.detach().to(at::kDouble).contiguous();
+    const double alpha = normalizer.kind == Normalizer::kSparsemax ? 2 : 1.5;
+    return at::full({heads}, alpha, at::kDouble);
+  }
+
+  static void run(HeadTensors x, const Saved& saved, float p, const std::optional<NoiseKey>& noise,
+                  double* d_alpha_BH, bool forward) {
+    const std::int64_t H = x.q_BHLD.size(1);
+    const std::optional<TileDropout> dropout =
+        tile_dropout(p, noise, x.q_BHLD.size(0), x.k_BHSD.size(2));
+    if (dropout) x.sample_ids_B = noise->sample_ids_B;
+    const HeadShape shape = head_shape(x, 1 / std::sqrt(static_cast<double>(x.q_BHLD.size(3))),
+                                       dropout ? &*dropout : nullptr);
+    const auto of_sequence = [](const at::Tensor& x_BL, std::int64_t b) {
+      return x_BL.const_data_ptr<std::int32_t>() + b * x_BL.stride(0);
+    };
+    dispatch_tile_type(x.q_BHLD.scalar_type(), [&](auto type) {
+      using T = decltype(type);
+      const RowKernels<T>& kernels = row_kernels<T>(instruction_set());
+      if (saved.kept_BL.defined()) {
+        const TopKShape lists{shape, static_cast<int>(saved.index_BHLk.size(3))};
+        for_heads<T, TopKHead<T>>(
+            x, kernels.top_k_scratch_bytes(lists),
+            [&](TopKHead<T>& head, std::int64_t b, std::int64_t h, void* scratch) {
+              head.first = of_sequence(saved.first_BL, b);
+              head.end = of_sequence(saved.end_BL, b);
+              head.kept = of_sequence(saved.kept_BL, b);
+              const std::int64_t offset =
+                  b * saved.index_BHLk.stride(0) + h * saved.index_BHLk.stride(1);
+              head.index = saved.index_BHLk.mutable_data_ptr<std::int32_t>() + offset;
+              head.weight = static_cast<Sum<T>*>(saved.weight_BHLk.mutable_data_ptr()) + offset;
+              (forward ? kernels.top_k_forward : kernels.top_k_backward)(lists, head, scratch);
+            });
+        return;
+      }
+      for_heads<T, EntmaxHead<T>>(
+          x, kernels.entmax_scratch_bytes(shape),
+          [&](EntmaxHead<T>& head, std::int64_t b, std::int64_t h, void* scratch) {
+            head.first = of_sequence(saved.first_BL, b);
+            head.end = of_sequence(saved.end_BL, b);
+            head.alpha = static_cast<Sum<T>>(saved.alpha_H.const_data_ptr<double>()[h]);
+            head.threshold = static_cast<Sum<T>*>(saved.threshold_BHL.mutable_data_ptr()) +
+                             b * saved.threshold_BHL.stride(0) + h * saved.threshold_BHL.stride(1);
+            if (d_alpha_BH != nullptr) head.d_alpha = d_alpha_BH + b * H + h;
+            (forward ? kernels.entmax_forward : kernels.entmax_backward)(shape, head, scratch);
+          });
+    });
+  }
+};
+
+}  // namespace
+
+std::string why_not_row_kernels(const RowAttention& in) {
+  return why_not_fused(
+      in.q_BHLD,
+      [&]() -> std::string {
+        if (in.normalizer.kind == Normalizer::kTopK) {
+          if (in.normalizer.keep_ties) return "the kernel for top_k keeps no ties";
+          if (const std::int64_t kept = max_kept(in); kept > kMaxKeptKeys) {
+            return fmt::format("a query keeps {} keys, more than {}", kept, kMaxKeptKeys);
+          }
+        }
+        return why_not_tiles(in.q_BHLD.scalar_type(), in.q_BHLD.size(3));
+      },
+      [] { return "sparse normalizers have no GPU kernel"; });
+}
+
+at::Tensor attend_rows(const RowAttention& in) {
+  const std::int64_t H = in.q_BHLD.size(1);
+  std::vector<at::Tensor> alpha_H;
+  if (in.normalizer.alpha_H.defined()) alpha_H.push_back(in.normalizer.alpha_H);
+  return FusedRows::apply(in.q_BHLD, to_query_heads(in.k_BHSD, H), to_query_heads(in.v_BHSD, H),
+                          at::TensorList(alpha_H), in);
+}
+
+}  // namespace birkhoff
