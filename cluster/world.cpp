@@ -15,9 +15,9 @@
 
 #include "cluster/base/cpu.h"
 #include "cluster/base/error.h"
-#include "cluster/base/slurm_environment.h"
 #include "cluster/base/text/number_text.h"
 #include "cluster/mpi_group.h"
+#include "cluster/slurm_environment.h"
 
 namespace birkhoff {
 namespace {

@@ -108,7 +108,15 @@ void check_before_ranks(const std::function<void()>& check) {
   }
 }
 
-std::string program_hash() { return xxh3_hex(File::open_for_read("/proc/self/exe")); }
+std::string program_hash() {
+  File file = File::open_for_read("/proc/self/exe");
+  Xxh3Hasher hasher;
+  std::vector<char> buffer(std::size_t{1} << 20);
+  while (const std::size_t num_read = file.read_some(buffer.data(), buffer.size())) {
+    hasher.update(buffer.data(), num_read);
+  }
+  return hasher.hex_digest();
+}
 
 int run_in_any_world(const std::function<int(World&)>& run, std::ostream& err) {
   World world;

@@ -11,8 +11,8 @@
 #include <sstream>
 
 #include "cluster/base/error.h"
-#include "cluster/base/slurm_environment.h"
 #include "cluster/base/text/plural.h"
+#include "cluster/slurm_environment.h"
 #include "configs/loader/site_io.h"
 #include "launcher/processes/command_output.h"
 #include "runtime/reporting/run_history.h"

@@ -10,7 +10,7 @@
 #include "cluster/base/error.h"
 #include "cluster/base/files/file.h"
 #include "cluster/base/logging/log.h"
-#include "cluster/base/slurm_environment.h"
+#include "cluster/slurm_environment.h"
 #include "runtime/reporting/display_text.h"
 
 namespace birkhoff {

@@ -1,5 +1,6 @@
-"""Accuracy on SST-2 (Socher et al. 2013): a small encoder with dense, block-local, Sinkhorn or doubly
-stochastic attention, or top-k, entmax or sparsemax in place of softmax, next to naive Bayes.
+"""Accuracy on SST-2 (Socher et al. 2013): a small encoder with dense, block-local, Sinkhorn or
+doubly stochastic attention, or top-k, entmax or sparsemax in place of softmax, next to naive
+Bayes.
 
 Each run evaluates the validation split after each epoch; the epoch with the best accuracy there is
 evaluated on the test split. Finished runs are kept in build/bench/sst2 and not repeated.

@@ -36,14 +36,18 @@ TEST(Diff, ListsAndChoices) {
       parse("model { attention { group { mechanism { block_local { block: 8 } } } } attention {} } "
             "train { optimizer { adafactor {} } }"));
   ASSERT_EQ(differences.size(), 5u);
-  const std::string mechanism = "model.attention.0.group.0.mechanism.";
-  expect_difference(differences[0], mechanism + "dense", "{ dropout: 0 }", "(absent)", true);
+  const std::string mechanism = "model.attention.0.group.0.mechanism.",
+                    dense =
+                        "{ dropout: 0 normalizer: softmax kept_keys: 8 kept_divisor: 0 "
+                        "keep_ties: false only_in_training: false }";
+  expect_difference(differences[0], mechanism + "dense", dense, "(absent)", true);
   expect_difference(differences[1], mechanism + "block_local", "(absent)",
                     "{ block: 8 look_back: 0 dropout: 0 }", true);
   expect_difference(differences[2], "model.attention.1", "(absent)",
-                    "{ group { heads: 4 mechanism { dense { dropout: 0 } sink: false "
-                    "relative_positions { max_distance: 0 per_head: false values: true } } "
-                    "key_heads: 0 } }",
+                    "{ group { heads: 4 mechanism { dense " + dense +
+                        " sink: false "
+                        "relative_positions { max_distance: 0 per_head: false values: true } } "
+                        "key_heads: 0 } }",
                     true);
   EXPECT_EQ(differences[3].path, "train.optimizer.adamw");
   EXPECT_EQ(differences[4].path, "train.optimizer.adafactor");

@@ -43,16 +43,22 @@ TEST(Summary, FieldsThatDifferAreRowsInTheOrderOfTheSchema) {
   for (const DifferingField& field : differing_fields(configs)) {
     rows.push_back(field.path + " " + field.texts[0] + " " + field.texts[1] + " " + field.texts[2]);
   }
-  EXPECT_THAT(rows, ElementsAre("model.layers 4 2 4", "model.attention.1.group.0.heads - - 4",
-                                "model.attention.1.group.0.mechanism.dense.dropout - - 0",
-                                "model.attention.1.group.0.mechanism.sink - - false",
-                                "model.attention.1.group.0.mechanism.relative_positions."
-                                "max_distance - - 0",
-                                "model.attention.1.group.0.mechanism.relative_positions."
-                                "per_head - - false",
-                                "model.attention.1.group.0.mechanism.relative_positions."
-                                "values - - true",
-                                "model.attention.1.group.0.key_heads - - 0", "train.steps 5 7 5"));
+  EXPECT_THAT(rows,
+              ElementsAre("model.layers 4 2 4", "model.attention.1.group.0.heads - - 4",
+                          "model.attention.1.group.0.mechanism.dense.dropout - - 0",
+                          "model.attention.1.group.0.mechanism.dense.normalizer - - softmax",
+                          "model.attention.1.group.0.mechanism.dense.kept_keys - - 8",
+                          "model.attention.1.group.0.mechanism.dense.kept_divisor - - 0",
+                          "model.attention.1.group.0.mechanism.dense.keep_ties - - false",
+                          "model.attention.1.group.0.mechanism.dense.only_in_training - - false",
+                          "model.attention.1.group.0.mechanism.sink - - false",
+                          "model.attention.1.group.0.mechanism.relative_positions."
+                          "max_distance - - 0",
+                          "model.attention.1.group.0.mechanism.relative_positions."
+                          "per_head - - false",
+                          "model.attention.1.group.0.mechanism.relative_positions."
+                          "values - - true",
+                          "model.attention.1.group.0.key_heads - - 0", "train.steps 5 7 5"));
   EXPECT_TRUE(differing_fields({configs[0], configs[0]}).empty());
 }
 

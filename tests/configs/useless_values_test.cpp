@@ -2,6 +2,7 @@
 #include <gmock/gmock.h>
 #include <google/protobuf/descriptor.h>
 
+#include "cluster/base/text/number_text.h"
 #include "configs/loader/check.h"
 #include "helpers.h"
 
@@ -152,7 +153,7 @@ bool is_value(const FieldDescriptor& field, const std::string& value) {
   if (field.message_type()) return is_member(*field.message_type(), value);
   if (field.enum_type()) return field.enum_type()->FindValueByName(value) != nullptr;
   if (field.cpp_type() == FieldDescriptor::CPPTYPE_BOOL) return value == "true" || value == "false";
-  return value == "0";
+  return parse_number<std::int64_t>(value).has_value();
 }
 
 void expect_valid(const configs::Condition& condition, const Descriptor& message,
@@ -185,7 +186,7 @@ TEST(Needs, NameFieldsAndTheirValues) {
       }
     }
   }
-  EXPECT_EQ(num_fields, 21);
+  EXPECT_EQ(num_fields, 26);
 }
 
 }  // namespace

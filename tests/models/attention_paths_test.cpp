@@ -102,6 +102,9 @@ std::map<std::string, std::vector<std::string>> slow_paths_on_gpu() {
       {"sst2_dense",
        {sst2 + "(dense): dense attention is LibTorch's, because padding needs a mask of all pairs "
                "of tokens"}},
+      {"sst2_sinkformer",
+       {sst2 + "(sinkformer): doubly stochastic attention takes the reference path, because it has "
+               "no GPU kernel"}},
       {"sst2_sinkhorn",
        {sst2 + "(sinkhorn): " + mixing,
         sst2 + "(sinkhorn): sorting of blocks takes a slower kernel, because padding needs copies "

@@ -228,8 +228,8 @@ class EntmaxPasses : public HeadTiles<T> {
     return count;
   }
 
-  // How many listed keys from `first` on are of its tile. Sums of a tile are added up separately, so
-  // that a row's bits do not depend on what the other rows list.
+  // How many listed keys from `first` on are of its tile. Sums of a tile are added up separately,
+  // so that a row's bits do not depend on what the other rows list.
   int listed_of_tile(int first, int num_listed) const {
     int end = first + 1;
     while (end < num_listed && listed_[end] / kTile == listed_[first] / kTile) ++end;
@@ -310,8 +310,8 @@ class EntmaxPasses : public HeadTiles<T> {
     }
   }
 
-  // acc[i] += sum_n x_t[n][i] rows[n]. Rows may hold NaN that only some queries see: where x_t is 0,
-  // they count for nothing.
+  // acc[i] += sum_n x_t[n][i] rows[n]. Rows may hold NaN that only some queries see: where x_t is
+  // 0, they count for nothing.
   void add_listed(const S* x_t, int count) const {
     if (!has_nan(rows_, count * this->columns)) {
       return this->add_to_queries(x_t, kRows, count, rows_, /*accumulate=*/true, acc_, kRows);

@@ -31,7 +31,8 @@ struct Entmax : torch::autograd::Function<Entmax> {
                             const at::Tensor& alpha) {
     const at::Tensor excess = alpha - 1, inverse = excess.reciprocal();
     const at::Tensor top = scores.amax(-1, /*keepdim=*/true);
-    // Scores less their maximum, which is 0; hidden keys and rows without a visible key stay hidden.
+    // Scores less their maximum, which is 0; hidden keys and rows without a visible key stay
+    // hidden.
     const at::Tensor z = (scores - top.masked_fill(top == -kInfinity, 0)) * excess;
     at::Tensor low = at::full_like(top, -1);
     const double keys = static_cast<double>(scores.size(-1));

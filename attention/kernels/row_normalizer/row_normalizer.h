@@ -29,10 +29,11 @@ struct RowNormalizer {
   at::Tensor alpha_H{};  // kEntmax: the exponent of each head; may require gradients
 };
 
-// The weights of scores [B, H, L, S] where `mask` (bool, broadcastable) is true; 0 elsewhere, and in
-// rows without a visible key. Undefined `mask`: true everywhere. `sink` [H], if defined, is one more
-// visible score, which top-k always keeps and whose weight is not returned. Computed in fp32 or
-// wider, returned in the scores' dtype. Differentiable; the choice of top-k counts as a constant.
+// The weights of scores [B, H, L, S] where `mask` (bool, broadcastable) is true; 0 elsewhere, and
+// in rows without a visible key. Undefined `mask`: true everywhere. `sink` [H], if defined, is one
+// more visible score, which top-k always keeps and whose weight is not returned. Computed in fp32
+// or wider, returned in the scores' dtype. Differentiable; the choice of top-k counts as a
+// constant.
 at::Tensor normalize_rows(const RowNormalizer& normalizer, const at::Tensor& scores_BHLS,
                           const at::Tensor& mask, const at::Tensor& sink_H);
 

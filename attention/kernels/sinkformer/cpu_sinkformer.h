@@ -5,7 +5,8 @@
 // G_ij = c_ij d_out_i . v_j (c_ij: dropout's factor) and delta_i = d_out_i . out_i, the unrolled
 // backward pass is
 //   d_g_j^(T-1) = sum_i P_ij (G_ij - delta_i),
-//   d_f_i^(t-1) = - sum_j W_ij^t d_g_j^t  (t even),   d_g_j^(t-1) = - sum_i W_ij^t d_f_i^t  (t odd),
+//   d_f_i^(t-1) = - sum_j W_ij^t d_g_j^t  (t even),
+//   d_g_j^(t-1) = - sum_i W_ij^t d_f_i^t  (t odd),
 //   d_S_ij = P_ij (G_ij - delta_i) - sum_t W_ij^t (d_g_j^t if t is even, else d_f_i^t),  t < T,
 // where W^t = exp(S + the potentials of t and t - 1), times m / n if t is even: rows (t odd) or
 // columns (t even) that sum to 1. The implicit one has a single pair of terms with W = P:

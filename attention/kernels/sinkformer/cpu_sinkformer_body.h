@@ -1,5 +1,5 @@
-// The passes of cpu_sinkformer.h, compiled once for each instruction set. Row steps and column steps
-// are the same functions with the two sides exchanged.
+// The passes of cpu_sinkformer.h, compiled once for each instruction set. Row steps and column
+// steps are the same functions with the two sides exchanged.
 #pragma once
 
 #include "attention/kernels/sinkformer/cpu_sinkformer.h"

@@ -233,8 +233,7 @@ std::string why_not_cpu_kernel(const DoublyStochasticAttention& in) {
 PathChoice choose_path(const DoublyStochasticAttention& in, Path limit) {
   if (limit != Path::kFused) return {Path::kReference};
   return fused_unless(why_not_fused(
-      in.q_BHLD, [&] { return why_not_cpu_kernel(in); },
-      [] { return "doubly stochastic attention has no GPU kernel"; }));
+      in.q_BHLD, [&] { return why_not_cpu_kernel(in); }, [] { return "it has no GPU kernel"; }));
 }
 
 at::Tensor attend_doubly_stochastic(const DoublyStochasticAttention& in, Path limit) {

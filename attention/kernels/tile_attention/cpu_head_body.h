@@ -1,4 +1,4 @@
-// What kernels for one head have in common (cpu_head.h): rows in scratch, and products of a tile of
+// The base of kernels for one head (cpu_head.h): rows in scratch, and products of a tile of
 // one side with rows of the other. Compiled once for each instruction set.
 //
 // Rows are widened to the type of sums and padded with zeros once per call. Scores are stored
@@ -128,8 +128,8 @@ class HeadTiles {
     }
   }
 
-  // Calls f(first, count, lanes) for the tiles of a side; a_t_ [columns, kTile] then holds the tile,
-  // transposed.
+  // Calls f(first, count, lanes) for the tiles of a side; a_t_ [columns, kTile] then holds the
+  // tile, transposed.
   template <typename F>
   void for_tiles(const Side<S>& side, F f) const {
     for (int first = 0; first < side.count; first += kTile) {

@@ -1,5 +1,5 @@
-// Runs a kernel for one head (cpu_head.h) over all heads of all sequences. Legend: B batch, H heads,
-// L queries, S keys, D head dim.
+// Runs a kernel for one head (cpu_head.h) over all heads of all sequences. Legend: B batch, H
+// heads, L queries, S keys, D head dim.
 #pragma once
 
 #include <ATen/Parallel.h>

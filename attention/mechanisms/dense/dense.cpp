@@ -103,7 +103,11 @@ PathChoice DenseAttention::choose(const AttentionInput& in, Path limit) const {
   if (normalizer.kind != Normalizer::kSoftmax) {
     if (limit != Path::kFused) return {Path::kReference};
     if (terms_.sink(q).defined()) return {Path::kReference, "only softmax has kernels with sinks"};
-    return fused_unless(why_not_row_kernels(as_rows(in, normalizer)));
+    RowAttention rows;  // without ranges of keys, which the choice does not need
+    rows.q_BHLD = q;
+    rows.k_BHSD = in.k_BHSD;
+    rows.normalizer = normalizer;
+    return fused_unless(why_not_row_kernels(rows));
   }
   const bool drops = in.noise && dropout_ > 0, has_sinks = terms_.sink(q).defined();
   // LibTorch's fused kernels cannot use our noise, and have no sinks.

@@ -1,6 +1,6 @@
 // Attention over every key or, when causal, over the token's own key and every past one. With
-// softmax, on the CPU it uses the block-attention kernels, with a sequence as one block; on a GPU it uses
-// LibTorch's.
+// softmax, on the CPU it uses the block-attention kernels, with a sequence as one block; on a GPU
+// it uses LibTorch's.
 #pragma once
 
 #include "attention/kernels/block_attention/block_attention.h"

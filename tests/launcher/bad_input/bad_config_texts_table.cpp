@@ -47,7 +47,7 @@ std::vector<BadInput> syntax() {
       text("of comments alone", "# nothing yet\n", {"task", "no task is chosen"}),
       text("with a zero byte", std::string("task { language_model {} }\0", 27), {":1:27", "0x00"}),
       text("in Latin-1", "task { language_model {} }\n# caf\xe9\n", {":2:6", "0xe9", "UTF-8"}),
-      text("in UTF-16", std::string("\xff\xfet\0a\0", 6), {":1:1", "0xff"}),
+      text("in UTF-16", std::string("\xff\xfet\0a\0", 6), {":1:4", "0x00"}),
       text("nested too deep",
            "task { language_model " + repeated("{ x ", 120) + repeated("}", 120) + "}",
            {"bad.txtpb:1"}),

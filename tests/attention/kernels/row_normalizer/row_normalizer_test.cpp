@@ -1,6 +1,6 @@
 // Row normalizers against the closed forms of the papers and their properties; the kernels of each
-// instruction set against the reference in fp64. Legend: B batch, H heads, L queries, S keys, D head
-// dim.
+// instruction set against the reference in fp64. Legend: B batch, H heads, L queries, S keys, D
+// head dim.
 #include <ATen/ATen.h>
 #include <ATen/OpMathType.h>
 #include <fmt/core.h>

@@ -1,6 +1,6 @@
-// Doubly stochastic attention: the reference against Sinkhorn's algorithm as the paper writes it and
-// against its properties; the kernels of each instruction set against the reference in fp64. Legend:
-// B batch, H heads, L queries, S keys, D head dim.
+// Doubly stochastic attention: the reference against Sinkhorn's algorithm as the paper writes it
+// and against its properties; the kernels of each instruction set against the reference in fp64.
+// Legend: B batch, H heads, L queries, S keys, D head dim.
 #include <ATen/ATen.h>
 #include <ATen/OpMathType.h>
 #include <fmt/core.h>
@@ -87,8 +87,8 @@ TEST(DoublyStochastic, RowsSumToOneAndColumnsInTheLimit) {
   }
 }
 
-// Proposition 1 of the paper: S + f_i + g_j has the limit of S. f_i changes nothing after any number
-// of half-steps, because rows are first.
+// Proposition 1 of the paper: S + f_i + g_j has the limit of S. f_i changes nothing after any
+// number of half-steps, because rows are first.
 TEST(DoublyStochastic, ShiftsOfRowsAndColumnsDoNotChangeTheLimit) {
   const auto shifted = [](int half_steps, double rows, double columns) {
     Attention in = problem(6, 6, half_steps);

@@ -1,8 +1,7 @@
-#include "cluster/base/slurm_environment.h"
+#include "cluster/slurm_environment.h"
 
 #include <unistd.h>
 
-#include <charconv>
 #include <cstdlib>
 #include <fstream>
 #include <string_view>
@@ -51,8 +50,7 @@ std::optional<int> slurm_step_tasks() {
   constexpr std::string_view kInteractiveStep = "4294967290";
   const char *tasks = std::getenv("SLURM_STEP_NUM_TASKS"), *step = std::getenv("SLURM_STEP_ID");
   if (tasks == nullptr || (step != nullptr && step == kInteractiveStep)) return std::nullopt;
-  const std::optional<int> number = parse_number<int>(tasks);
-  return number && !is_in_batch_script() ? number : std::nullopt;
+  return is_in_batch_script() ? std::nullopt : parse_number<int>(tasks);
 }
 
 }  // namespace birkhoff
