@@ -46,7 +46,7 @@ class SinkformerPasses : public HeadTiles<T> {
     for (S** x : {&other_a_t_, &acc_}) *x = take(this->size_of(kTile));
     for (S** x : {&s_t_, &g_t_}) *x = take(kTile * kTile);
     const auto rows = static_cast<std::size_t>(L), keys = static_cast<std::size_t>(K);
-    const auto pairs = static_cast<std::size_t>(shape.half_steps / 2 + 1);
+    const std::size_t pairs = static_cast<std::size_t>(shape.half_steps) / 2 + 1;
     for (S** x : {&delta_, &row_work_}) *x = take(rows);
     for (S** x : {&x_, &residual_, &direction_, &image_, &mass_}) *x = take(keys);
     row_coefficients_ = take(rows * pairs);
