@@ -284,7 +284,7 @@ void create_folder(const fs::path& folder) {
   }
 }
 
-// Checked first, so that all runs of a sweep are moved aside, or none.
+// Checks all runs before it moves one: of a sweep all are moved aside, or none.
 void check_not_held(const fs::path& run) {
   if (const auto holder = run_holder(RunPaths{run})) {
     fail(ExitCode::kUsage, "the run folder {} is in use by {}: wait for it or stop it",

@@ -20,12 +20,18 @@
 
 namespace birkhoff {
 
-// As BalanceGradient.
-enum class TermsOfGradient { kUnrolled, kImplicit, kTruncated };
+// The gradient of the scores through the potentials.
+enum class BalanceGradient {
+  kUnrolled,   // exact for the T half-steps made
+  kImplicit,   // of the limit T -> infinity, by the implicit function theorem; wrong far from it
+  kTruncated,  // g counts as a constant, as in the published code for text
+};
+
+constexpr int kMaxHalfSteps = 999;
 
 struct SinkformerShape : HeadShape {
-  int half_steps = 1;
-  TermsOfGradient gradient = TermsOfGradient::kUnrolled;
+  int half_steps = 1;  // odd, at most kMaxHalfSteps
+  BalanceGradient gradient = BalanceGradient::kUnrolled;
 };
 
 // Writes `out` and gradients of the rows that exist.

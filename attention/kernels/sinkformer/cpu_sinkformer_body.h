@@ -21,8 +21,6 @@ struct Term {
   bool of_query = false;
 };
 
-constexpr int kMaxTerms = 1000;  // the limit of half_steps
-
 template <typename T>
 class SinkformerPasses : public HeadTiles<T> {
  public:
@@ -74,8 +72,8 @@ class SinkformerPasses : public HeadTiles<T> {
                               this->head_dim);
     }
     int num_terms = 0;
-    if (shape_.half_steps > 1 && shape_.gradient != TermsOfGradient::kTruncated) {
-      num_terms = shape_.gradient == TermsOfGradient::kUnrolled ? unroll() : solve();
+    if (shape_.half_steps > 1 && shape_.gradient != BalanceGradient::kTruncated) {
+      num_terms = shape_.gradient == BalanceGradient::kUnrolled ? unroll() : solve();
     }
     finish(num_terms);
   }
@@ -383,7 +381,7 @@ class SinkformerPasses : public HeadTiles<T> {
   S *delta_, *row_coefficients_, *row_work_, *column_coefficients_;
   S *x_, *residual_, *direction_, *image_, *mass_;  // of solve()
   S* lane_sums_;
-  Term<S> terms_[kMaxTerms];
+  Term<S> terms_[kMaxHalfSteps];
 };
 
 template <typename T>

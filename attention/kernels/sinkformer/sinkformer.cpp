@@ -14,7 +14,6 @@
 #include "attention/kernels/common/fitting_rows.h"
 #include "attention/kernels/common/grouped_queries.h"
 #include "attention/kernels/common/masked_softmax.h"
-#include "attention/kernels/sinkformer/cpu_sinkformer.h"
 #include "attention/kernels/tile_attention/cpu_heads.h"
 #include "cluster/base/error.h"
 #include "cluster/base/tensors/second_gradient.h"
@@ -202,7 +201,7 @@ struct FusedSinkformer : torch::autograd::Function<FusedSinkformer> {
     if (dropout) x.sample_ids_B = options.noise->sample_ids_B;
     SinkformerShape shape{head_shape(x, 1 / std::sqrt(static_cast<double>(x.q_BHLD.size(3))),
                                      dropout ? &*dropout : nullptr),
-                          options.half_steps, static_cast<TermsOfGradient>(options.gradient)};
+                          options.half_steps, options.gradient};
     dispatch_tile_type(x.q_BHLD.scalar_type(), [&](auto type) {
       using T = decltype(type);
       const SinkformerKernels<T>& kernels = sinkformer_kernels<T>(instruction_set());
@@ -237,8 +236,9 @@ PathChoice choose_path(const DoublyStochasticAttention& in, Path limit) {
 }
 
 at::Tensor attend_doubly_stochastic(const DoublyStochasticAttention& in, Path limit) {
-  require(in.half_steps > 0 && in.half_steps % 2 == 1,
-          "doubly stochastic attention: half-steps must be odd, so that rows sum to 1");
+  require(
+      in.half_steps > 0 && in.half_steps % 2 == 1 && in.half_steps <= kMaxHalfSteps,
+      "doubly stochastic attention: half-steps must be odd, so that rows sum to 1, and at most 999");
   if (take_path("doubly stochastic attention", choose_path(in, limit)) == Path::kReference) {
     return reference(in);
   }

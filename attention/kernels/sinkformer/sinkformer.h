@@ -18,16 +18,10 @@
 #include <optional>
 
 #include "attention/kernels/common/path.h"
+#include "attention/kernels/sinkformer/cpu_sinkformer.h"
 #include "cluster/base/random/philox.h"
 
 namespace birkhoff {
-
-// The gradient of the scores through the potentials.
-enum class BalanceGradient {
-  kUnrolled,   // exact for the T half-steps made
-  kImplicit,   // of the limit T -> infinity, by the implicit function theorem; wrong far from it
-  kTruncated,  // g counts as a constant, as in the published code for text
-};
 
 struct DoublyStochasticAttention {
   at::Tensor q_BHLD;
@@ -38,7 +32,7 @@ struct DoublyStochasticAttention {
   // bool: pairs of a query and a key of the same document; each document is balanced on its own.
   // Undefined: one document.
   at::Tensor same_document_BLS;
-  int half_steps = 1;  // T, odd
+  int half_steps = 1;  // T, odd, at most kMaxHalfSteps
   BalanceGradient gradient = BalanceGradient::kUnrolled;
   float dropout = 0;  // of P, by `noise`, which may be absent
   std::optional<NoiseKey> noise;
@@ -47,7 +41,7 @@ struct DoublyStochasticAttention {
 // kFused or kReference, and why nothing is faster.
 PathChoice choose_path(const DoublyStochasticAttention& in, Path limit);
 
-// [B, H, L, D], in the dtype of q. Error(kInternal) unless T is odd.
+// [B, H, L, D], in the dtype of q. Error(kInternal) if T is not allowed.
 at::Tensor attend_doubly_stochastic(const DoublyStochasticAttention& in, Path limit);
 
 }  // namespace birkhoff

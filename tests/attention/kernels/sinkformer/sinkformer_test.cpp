@@ -129,6 +129,7 @@ TEST(DoublyStochastic, OneQueryTakesTheMean) {
 TEST(DoublyStochastic, AnEvenNumberOfHalfStepsIsRefused) {
   EXPECT_THROW(attend(problem(4, 4, 2)), Error);
   EXPECT_THROW(attend(problem(4, 4, 0)), Error);
+  EXPECT_THROW(attend(problem(4, 4, 1001)), Error);
 }
 
 double loss_of(const Attention& in) {
@@ -259,7 +260,7 @@ HeadResults reference_of(const SinkformerShape& shape, at::ScalarType dtype,
   in.k_BHSD = leaf(of.k);
   in.v_BHSD = leaf(of.v);
   in.half_steps = shape.half_steps;
-  in.gradient = static_cast<BalanceGradient>(shape.gradient);
+  in.gradient = shape.gradient;
   const at::Tensor out = attend(in);
   const auto d = torch::autograd::grad({(out * of.d_out.to(dtype)).sum()}, leaves_of(in));
   const auto squeeze = [](const at::Tensor& x) { return x.detach()[0][0]; };
@@ -269,12 +270,12 @@ HeadResults reference_of(const SinkformerShape& shape, at::ScalarType dtype,
 template <typename T>
 void expect_balanced_reference(at::ScalarType dtype) {
   for (const auto& [L, S, D, half_steps, gradient] :
-       {std::tuple(5, 5, 3, 1, TermsOfGradient::kUnrolled),
-        {37, 70, 20, 3, TermsOfGradient::kUnrolled},
-        {130, 61, 64, 5, TermsOfGradient::kUnrolled},
-        {64, 128, 96, 3, TermsOfGradient::kTruncated},
-        {40, 33, 16, 201, TermsOfGradient::kImplicit},
-        {1, 1, 7, 3, TermsOfGradient::kUnrolled}}) {
+       {std::tuple(5, 5, 3, 1, BalanceGradient::kUnrolled),
+        {37, 70, 20, 3, BalanceGradient::kUnrolled},
+        {130, 61, 64, 5, BalanceGradient::kUnrolled},
+        {64, 128, 96, 3, BalanceGradient::kTruncated},
+        {40, 33, 16, 201, BalanceGradient::kImplicit},
+        {1, 1, 7, 3, BalanceGradient::kUnrolled}}) {
     SinkformerShape shape;
     shape.max_queries = L + 3;  // some padding
     shape.max_keys = S;
@@ -289,7 +290,7 @@ void expect_balanced_reference(at::ScalarType dtype) {
                             : dtype == at::kFloat  ? 0x1p-23
                                                    : 0x1p-48;
     const double solved =
-        gradient == TermsOfGradient::kImplicit ? 100 : 1;  // the solver's residual
+        gradient == BalanceGradient::kImplicit ? 100 : 1;  // the solver's residual
     const auto check = [&](const SinkformerKernels<T>& kernels, const std::string& name) {
       const HeadResults fused = run_head(kernels, shape, in);
       for (std::size_t i = 0; i < 4; ++i) {
