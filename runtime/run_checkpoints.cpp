@@ -92,7 +92,7 @@ void RunCheckpoints::require_folder() const {
 
 void RunCheckpoints::save(const TrainState& state) {
   confirm();  // this state was computed from the last one saved
-  finish();   // records the previous save's commit; writer_.save() would only wait for it
+  finish();   // records the previous save's commit; writer_->save() would only wait for it
   save_start_ = Clock::now();
   check_finite(state);
   if (folder_ != nullptr) {

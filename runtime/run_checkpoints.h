@@ -40,7 +40,8 @@ class RunCheckpoints {
  public:
   // writer: null: nothing is saved. header: the fields that do not change (run, config, ranks,
   // corpus, tokenizer). newest: step of the checkpoint that the run resumes from, if any. folder is
-  // rank 0's, null on other ranks. Collective over the world if there are shards.
+  // rank 0's, null on other ranks. What is passed by pointer or reference must outlive this object.
+  // Collective over the world if there are shards.
   RunCheckpoints(CheckpointWriter* writer, ProcessGroup& world, CheckpointHeader header,
                  std::vector<TensorPart> shards, std::optional<std::int64_t> newest,
                  RunFolder* folder, const Reporter& reporter);
@@ -54,7 +55,7 @@ class RunCheckpoints {
   // Starts a save of a state that follows an applied step or is known to be sound; this confirms
   // the previous save. Error(kNumerical), on all ranks, if a value of the state is not finite: no
   // later step can repair that. Error(kStorage) if the disk is too full. FolderLost as
-  // require_folder().
+  // require_folder(). Call it only if saves().
   void save(const TrainState& state);
   // FolderLost, on rank 0, if another job has taken the run's folder. Call it before other files
   // are written there. Local.

@@ -8,6 +8,7 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "cluster/base/error.h"
@@ -97,8 +98,8 @@ struct Majority {
   Answers others;
 };
 Majority majority_of(const Answers& answers, const std::string& key);
-// Adds a finding, "SUBJECT mine instead of usual", about each answer with another value of
-// facts[key] than most. Returns the usual value.
+// Adds a finding about each answer with another value of facts[key] than most: the subject, which
+// ends with what separates it from a value, then "VALUE instead of USUAL". Returns the usual value.
 std::string add_minority(Judgement& judgement, Verdict verdict, const Answers& answers,
                          const std::string& key, const std::string& subject, const char* cure);
 

@@ -57,6 +57,7 @@ class Stopwatch {
 // with it.
 class MachineSpeed {
  public:
+  // dtype: of the products.
   MachineSpeed(at::ScalarType dtype, at::Device device)
       : size_(device.is_cuda() ? 8192 : 1024),
         // On a CPU without fp16 instructions, LibTorch's fp16 products are far from what the CPU
@@ -72,6 +73,7 @@ class MachineSpeed {
     products_.push_back(watch.seconds([&] { at::mm(a_, a_); }));
     copies_.push_back(watch.seconds([&] { to_.copy_(from_); }));
   }
+  // The medians of these measurements, of which there must be at least one.
   double flops_per_second() const {
     return 2 * std::pow(static_cast<double>(size_), 3) / median(products_);
   }

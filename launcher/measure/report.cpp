@@ -4,7 +4,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <chrono>
 
 #include "cluster/base/gpu/device.h"
 #include "cluster/base/instruction_set.h"

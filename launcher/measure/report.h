@@ -12,7 +12,7 @@
 
 namespace birkhoff {
 
-// Seconds of CPU time: clock CLOCK_PROCESS_CPUTIME_ID or CLOCK_THREAD_CPUTIME_ID.
+// Seconds of CPU time so far. clock: CLOCK_PROCESS_CPUTIME_ID or CLOCK_THREAD_CPUTIME_ID.
 double processor_seconds(clockid_t clock);
 
 // Returns the upper one if there are two middle values; `values` must not be empty.

@@ -1,5 +1,4 @@
-// The Slurm job in whose batch script this process runs. Its nodes stay with it until it ends, so
-// lost ranks can be restarted on the remaining nodes.
+// This process's Slurm job: its nodes, and the time at which it will end.
 #pragma once
 
 #include <atomic>
@@ -12,6 +11,8 @@
 
 namespace birkhoff {
 
+// The job in whose batch script this process runs. Its nodes stay with it until it ends, so lost
+// ranks can be restarted on the remaining nodes.
 struct SlurmJob {
   std::string id;
   std::vector<std::string> nodes;

@@ -74,11 +74,11 @@ struct CheckpointFolder {
 // Error(kCheckpoint) says what is wrong.
 CheckpointFolder open_checkpoint(const std::filesystem::path& path);
 
-// Verifies all files of a checkpoint. Returns the name of the first tensor that holds a non-finite
-// value, or nothing.
+// Verifies all files of a checkpoint: sizes, hashes, safetensors headers, and the CRC32C of every
+// tensor. Returns the name of the first tensor that holds a non-finite value; empty if none does.
+// Error(kCheckpoint) names the first file and tensor that differ.
 using CheckpointVerifier = std::function<std::string(const CheckpointFolder&)>;
-// Does it in this process: re-reads every file and checks sizes, hashes, safetensors headers, and
-// the CRC32C of every tensor. Error(kCheckpoint) names the first file and tensor that differ.
+// The verifier that reads every file in this process. Local.
 std::string verify_checkpoint(const CheckpointFolder& checkpoint);
 
 // The newest valid checkpoint in a run's `checkpoints` folder, fully verified (all hashes). A

@@ -37,7 +37,7 @@ bool has_any_aside(const fs::path& folder) {
   });
 }
 
-// Reads a checkpoint as a whole. `diverged` receives why training must not resume from it, if so.
+// Reads a checkpoint as a whole. Sets `diverged` to the reason if training must not resume from it.
 CheckpointFolder open_and_verify(const fs::path& path, std::int64_t step,
                                  const CheckpointVerifier& verify, std::string& diverged) {
   CheckpointFolder checkpoint = open_checkpoint(path);

@@ -106,7 +106,7 @@ void remove_oldest(const fs::path& checkpoints, std::int64_t committed_step, Ret
   }
 }
 
-// Removes what begins with the prefix, and .replaced-step-N, of which step-N exists.
+// Removes what begins with the prefix, and each .replaced-step-N, whose step-N exists by then.
 void tidy_leftovers(const fs::path& checkpoints, std::string_view prefix) {
   for (const std::string& name : list_directory(checkpoints.string())) {
     if (name.starts_with(prefix)) tidy_tree(checkpoints / name);
@@ -206,7 +206,7 @@ fs::path commit_checkpoint(const fs::path& checkpoints, const fs::path& aside,
   // So far only this save's own files were removed. Another job may have taken the run since.
   if (require_folder) require_folder();
   tidy([&] {
-    tidy_leftovers(checkpoints, kOldPrefix);  // that could not be removed before
+    tidy_leftovers(checkpoints, kOldPrefix);  // those that could not be removed before
     remove_oldest(checkpoints, manifest.step(), retention);
   });
   return folder;
