@@ -5,10 +5,15 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <limits>
+#include <map>
 #include <mutex>
+#include <string_view>
+#include <thread>
 
 #include "cluster/base/error.h"
+#include "cluster/base/files/file.h"
 #include "tests/cluster/base/corruption.h"
 #include "tests/cluster/base/thread_group.h"
 #include "tests/runtime/checkpoint/checkpoint_fixture.h"
@@ -57,6 +62,33 @@ class SharedVerificationTest : public testing::Test {
   TestFolder folder_;
   CheckpointFolder checkpoint_;
 };
+
+// The work is shared: with as many ranks as files, each rank reads one.
+TEST_F(SharedVerificationTest, EveryFileIsReadByOneRank) {
+  const int num_files = checkpoint_.manifest.file_size();
+  for (const int ranks : {1, 2, 3, num_files, num_files + 3}) {
+    std::mutex mutex;
+    std::map<std::string, int> opens;
+    std::map<std::thread::id, int> files_of_rank;
+    set_file_fault_hook([&](const char* call, const std::string& path, std::int64_t) {
+      if (std::string_view(call) != "open") return 0;
+      const std::lock_guard lock(mutex);
+      ++opens[path];
+      ++files_of_rank[std::this_thread::get_id()];
+      return 0;
+    });
+    run_ranks(ranks, [&](ProcessGroup& world) {
+      SharedVerification verification(world);
+      if (world.rank() != 0) return verification.help();
+      verification.verify(checkpoint_);
+      verification.finish();
+    });
+    set_file_fault_hook(nullptr);
+    EXPECT_EQ(opens.size(), static_cast<std::size_t>(num_files));
+    for (int i = 0; i < num_files; ++i) EXPECT_EQ(opens[file(i)], 1) << file(i);
+    EXPECT_EQ(files_of_rank.size(), static_cast<std::size_t>(std::min(ranks, num_files)));
+  }
+}
 
 TEST_F(SharedVerificationTest, AFlippedBitOfAnyShareGivesTheErrorOfOneProcess) {
   for (const int ranks : {1, 2, 3}) EXPECT_EQ(shared_outcome(checkpoint_, ranks), "not finite: ");
