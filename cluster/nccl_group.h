@@ -70,7 +70,8 @@ class NcclGroup : public ProcessGroup {
   // to stream_.
   template <typename Operation>
   CudaEvent submit(Operation operation);
-  // The same for an operation on these tensors.
+  // The same for an operation on these tensors, which the result keeps. They must be on the group's
+  // GPU.
   template <typename Operation>
   std::unique_ptr<Work> submit_for(std::vector<at::Tensor> tensors, Operation operation);
   // The functions from here to reduce_rows() require mutex_ to be held.

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "configs/loader/check.h"
+#include "configs/loader/message_text.h"
 #include "configs/schema/options.pb.h"
 
 namespace birkhoff {
@@ -198,9 +199,7 @@ void make_consistent(configs::Config& config) {
   share_heads(*model.mutable_attention());
   for (auto& attention : *model.mutable_attention()) {
     for (auto& group : *attention.mutable_group()) {
-      const auto& mechanism = group.mechanism();
-      const FieldDescriptor* kind = mechanism.GetReflection()->GetOneofFieldDescriptor(
-          mechanism, mechanism.GetDescriptor()->oneof_decl(0));
+      const FieldDescriptor* kind = chosen_member(group.mechanism());
       if (kind != nullptr && is_causal(config.task()) &&
           kind->message_type()->options().HasExtension(configs::encoder_only)) {
         group.clear_mechanism();

@@ -17,8 +17,8 @@ namespace birkhoff {
 // The hook's result for the next call: 0, kShortTransfer or an errno value.
 int next_fault(const char* call, const std::string& path);
 
-// Runs a system call that transfers bytes, at most n by transfer(n), and that returns -1 and sets
-// errno on failure. Repeats it if it is interrupted.
+// Runs transfer(n), a system call that transfers at most n of `num_bytes` bytes, or returns -1 and
+// sets errno. Repeats it if it is interrupted.
 template <typename Transfer>
 std::int64_t retried_transfer(const char* name, const std::string& path, std::size_t num_bytes,
                               Transfer transfer) {
@@ -36,7 +36,7 @@ std::int64_t retried_transfer(const char* name, const std::string& path, std::si
   }
 }
 
-// The same for any other system call.
+// The same for a system call that transfers no bytes.
 template <typename Call>
 std::int64_t retried(const char* name, const std::string& path, Call call) {
   return retried_transfer(name, path, 0, [&](std::size_t) -> std::int64_t { return call(); });

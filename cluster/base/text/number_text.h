@@ -13,8 +13,8 @@
 
 namespace birkhoff {
 
-// The number that the whole text is, as std::from_chars reads it; nullopt if it is none or does not
-// fit the type. format: the base of an integer, or the std::chars_format of a float.
+// Reads the whole text as a number, as std::from_chars does; nullopt if it is not a number or does
+// not fit the type. format: the base of an integer, or the std::chars_format of a float.
 template <typename Number, typename... Format>
 std::optional<Number> parse_number(std::string_view text, Format... format) {
   Number number{};

@@ -7,6 +7,9 @@
 #include <string>
 #include <vector>
 
+#include "cluster/base/files/file.h"
+#include "tests/cluster/base/temporary_folder.h"
+
 namespace birkhoff {
 namespace {
 
@@ -74,6 +77,19 @@ TEST(Xxh3, KnownAnswersAndStreaming) {
   hasher.update(bytes.data() + 6001, bytes.size() - 6001);
   EXPECT_EQ(hasher.hex_digest(), whole);
   EXPECT_EQ(whole.size(), 32u);
+}
+
+TEST(Xxh3, AFileHasTheHashOfItsBytes) {
+  constexpr std::size_t kPart = 8 << 20;  // as many bytes are read at a time
+  const TemporaryFolder folder;
+  const std::string bytes = random_bytes(kPart + 1), path = folder.path("file");
+  for (const std::size_t size : {std::size_t{0}, std::size_t{1}, kPart, kPart + 1}) {
+    remove_tree(path);
+    File file = File::create(path);
+    file.write_all(bytes.data(), size);
+    file.close();
+    EXPECT_EQ(xxh3_hex(File::open_for_read(path)), xxh3_hex(bytes.data(), size)) << size;
+  }
 }
 
 }  // namespace
