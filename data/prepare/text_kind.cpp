@@ -52,6 +52,7 @@ void require_not_packed(const std::string& shown_path, std::string_view start) {
 }
 
 void TextChecker::note(std::size_t kind, const Document& document) {
+  static_assert(kBinary < std::tuple_size_v<decltype(seen_)>);
   Seen& seen = seen_[kind];
   if (seen.documents++ == 0) seen.first = document.shown_path;
 }
