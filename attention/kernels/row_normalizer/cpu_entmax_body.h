@@ -253,6 +253,8 @@ class EntmaxPasses : public HeadTiles<T> {
 
   void add_gradients(const Rows& r, int num_listed) {
     const S *q = q_ + row(r.first), *d_out = d_out_ + row(r.first);
+    const bool nan_in_q = has_nan(q, r.count * this->columns),
+               nan_in_d_out = has_nan(d_out, r.count * this->columns);
     if (r.lane == 0) this->transpose_tile(d_out, other_a_t_);
     // The sums over keys, r G / sum r, need all of G.
     Vectors sum_r{}, sum_rg{}, entropy{};
@@ -262,7 +264,7 @@ class EntmaxPasses : public HeadTiles<T> {
           const Vector<S> u = listed(first + n, i), w = slope_of(u);
           if (head_.d_alpha != nullptr) entropy[i] += entropy_of(weight_of(u));
           sum_r[i] += w;
-          sum_rg[i] += w * load(g_ + n * kRows + i * kN);
+          sum_rg[i] += if_listed(u, w * load(g_ + n * kRows + i * kN));
         }
       }
     });
@@ -276,13 +278,13 @@ class EntmaxPasses : public HeadTiles<T> {
         for (int i = 0; i < kVectors; ++i) {
           const Vector<S> u = listed(first + n, i);
           const Vector<S> g = load(g_ + n * kRows + i * kN);
-          store(g_ + n * kRows + i * kN, slope_of(u) * (g - mean[i]));
+          store(g_ + n * kRows + i * kN, if_listed(u, slope_of(u) * (g - mean[i])));
           store(p_ + n * kRows + i * kN, weight_of(u) * factors(r, i * kN, listed_[first + n]));
         }
       }
       add_listed(g_, count);
-      add_to_listed(g_, first, count, q, r.count, d_k_);
-      add_to_listed(p_, first, count, d_out, r.count, d_v_);
+      add_to_listed(g_, first, count, q, r.count, nan_in_q, d_k_);
+      add_to_listed(p_, first, count, d_out, r.count, nan_in_d_out, d_v_);
     });
     this->write(acc_, r.count, static_cast<S>(shape_.scale), r.first, head_.d_q);
   }
@@ -290,6 +292,9 @@ class EntmaxPasses : public HeadTiles<T> {
   Vector<S> listed(int n, int i) const {
     return load(scores_ + std::ptrdiff_t{n} * kRows + i * kN);
   }
+
+  // x, or 0 where a query has no weight u for the key: G of another query's value may be NaN.
+  static Vector<S> if_listed(Vector<S> u, Vector<S> x) { return u != 0 ? x : Vector<S>{}; }
 
   // Calls f(first, count) for tiles of listed keys; g_ then holds their G.
   template <typename F>
@@ -310,26 +315,42 @@ class EntmaxPasses : public HeadTiles<T> {
     }
   }
 
-  // acc[i] += sum_n x_t[n][i] rows[n]. Rows may hold NaN that only some queries see: where x_t is
-  // 0, they count for nothing.
-  void add_listed(const S* x_t, int count) const {
-    if (!has_nan(rows_, count * this->columns)) {
-      return this->add_to_queries(x_t, kRows, count, rows_, /*accumulate=*/true, acc_, kRows);
+  // to[m] (+)= sum_k a_mk b_k for `count` rows of `to` and `depth` rows b; a_mk lies at
+  // a[m a_row + k a_depth]. With `nan_in_b`, a product with a_mk = 0 is 0: NaN does not reach
+  // queries and keys that have no weight for each other.
+  [[gnu::always_inline]] void multiply_weights(const S* a, int a_row, int a_depth, int count,
+                                               const S* b, int depth, bool nan_in_b,
+                                               bool accumulate, S* to) const {
+    if (!nan_in_b) {
+      for (int m = 0; m < count; m += kPanel) {
+        multiply_panel(a + m * a_row, a_row, a_depth, b, this->columns, depth, to + row(m),
+                       this->columns, this->columns, accumulate);
+      }
+      return;
     }
-    for (int n = 0; n < count; ++n) {
-      for (int i = 0; i < kRows; ++i) {
-        const S x = x_t[n * kRows + i];
-        for (int d = 0; x != 0 && d < this->columns; ++d) acc_[row(i) + d] += x * rows_[row(n) + d];
+    for (int m = 0; m < count; ++m) {
+      for (int d = 0; d < this->columns; d += kN) {
+        Vector<S> sum{};
+        for (int k = 0; k < depth; ++k) {
+          const S weight = a[m * a_row + k * a_depth];
+          if (weight != 0) multiply_add<S>(load(b + row(k) + d), weight, sum);
+        }
+        S* result = to + row(m) + d;
+        store(result, accumulate ? sum + load(result) : sum);
       }
     }
   }
 
+  // acc[i] += sum_n x_t[n][i] rows[n].
+  void add_listed(const S* x_t, int count) const {
+    multiply_weights(x_t, 1, kRows, kRows, rows_, count, has_nan(rows_, count * this->columns),
+                     /*accumulate=*/true, acc_);
+  }
+
   // to[key] += sum_i x_t[n][i] b_i for the listed keys.
-  void add_to_listed(const S* x_t, int first, int count, const S* b, int num_queries, S* to) const {
-    for (int n = 0; n < count; n += kPanel) {
-      multiply_panel(x_t + n * kRows, kRows, 1, b, this->columns, num_queries, sums_ + row(n),
-                     this->columns, this->columns, /*accumulate=*/false);
-    }
+  void add_to_listed(const S* x_t, int first, int count, const S* b, int num_queries, bool nan_in_b,
+                     S* to) const {
+    multiply_weights(x_t, kRows, 1, count, b, num_queries, nan_in_b, /*accumulate=*/false, sums_);
     for (int n = 0; n < count; ++n) {
       S* sum = to + row(listed_[first + n]);
       for (int d = 0; d < this->columns; d += kN) {

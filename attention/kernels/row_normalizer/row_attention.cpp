@@ -68,7 +68,7 @@ struct FusedRows : torch::autograd::Function<FusedRows> {
     x.q_BHLD = with_contiguous_rows(q_BHLD);
     x.k_BHSD = with_contiguous_rows(k_BHSD);
     x.v_BHSD = with_contiguous_rows(v_BHSD);
-    x.out_BHLD = at::empty_like(x.q_BHLD);
+    x.out_BHLD = at::zeros_like(x.q_BHLD);  // stays 0 without keys
     const std::int64_t B = q_BHLD.size(0), H = q_BHLD.size(1), L = q_BHLD.size(2);
     const auto sums = q_BHLD.options().dtype(at::toOpMathType(q_BHLD.scalar_type()));
     Saved saved{.first_BL = in.first_BL.expand({B, L}).contiguous(),
@@ -115,9 +115,9 @@ struct FusedRows : torch::autograd::Function<FusedRows> {
     x.k_BHSD = t[1];
     x.v_BHSD = t[2];
     x.d_out_BHLD = with_contiguous_rows(gradients[0]);
-    x.d_q_BHLD = at::empty_like(t[0]);
-    x.d_k_BHSD = at::empty_like(t[1]);
-    x.d_v_BHSD = at::empty_like(t[2]);
+    x.d_q_BHLD = at::zeros_like(t[0]);
+    x.d_k_BHSD = at::zeros_like(t[1]);
+    x.d_v_BHSD = at::zeros_like(t[2]);
     at::Tensor d_alpha_BH;
     const bool learns = context->saved_data.count("alpha") > 0;
     if (learns) d_alpha_BH = at::zeros({t[0].size(0), t[0].size(1)}, at::kDouble);

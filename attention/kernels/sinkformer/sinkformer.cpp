@@ -86,12 +86,12 @@ at::Tensor reference(const DoublyStochasticAttention& in) {
                            (1 / std::sqrt(static_cast<double>(in.q_BHLD.size(3))));
   const at::Tensor visible = visible_pairs(in);
   at::Tensor log_mass_BH1S;  // n / m of the document
-  at::Tensor alone_B1L1;     // queries without a key
+  at::Tensor keyless_B1L1;   // queries without a key
   if (visible.defined()) {
     const at::Tensor pairs_B1LS = visible.expand({in.q_BHLD.size(0), 1, L, S});
     scores_BHLS = scores_BHLS.masked_fill(pairs_B1LS.logical_not(), kHidden);
     const at::Tensor keys_B1L1 = pairs_B1LS.sum(3, /*keepdim=*/true);
-    alone_B1L1 = keys_B1L1 == 0;
+    keyless_B1L1 = keys_B1L1 == 0;
     log_mass_BH1S = (pairs_B1LS / keys_B1L1.clamp_min(1)).to(dtype).sum(2, /*keepdim=*/true).log();
     // Columns without a query have any potential.
     log_mass_BH1S = log_mass_BH1S.masked_fill(log_mass_BH1S.isinf(), kHidden);
@@ -102,7 +102,7 @@ at::Tensor reference(const DoublyStochasticAttention& in) {
   }
   const auto row_step = [&](const at::Tensor& s_BHLS) {
     const at::Tensor f_BHL1 = -s_BHLS.logsumexp(3, /*keepdim=*/true);
-    return alone_B1L1.defined() ? f_BHL1.masked_fill(alone_B1L1, 0) : f_BHL1;
+    return keyless_B1L1.defined() ? f_BHL1.masked_fill(keyless_B1L1, 0) : f_BHL1;
   };
   at::Tensor f_BHL1 = row_step(scores_BHLS), g_BH1S;
   {
@@ -209,7 +209,7 @@ struct FusedSinkformer : torch::autograd::Function<FusedSinkformer> {
           x, kernels.scratch_bytes(shape),
           [&](SinkformerHead<T>& head, std::int64_t b, std::int64_t h, void* scratch) {
             const auto of_head = [&](const at::Tensor& each) -> Sum<T>* {
-              if (!each.defined()) return nullptr;
+              if (!each.defined() || each.numel() == 0) return nullptr;
               return static_cast<Sum<T>*>(each.mutable_data_ptr()) + b * each.stride(0) +
                      h * each.stride(1);
             };

@@ -142,11 +142,12 @@ class HeadTiles {
   // Which of num_keys keys dropout keeps for a tile of queries, for keep(); null: all.
   const Bit<S>* draw(int first_query, int lanes, int first_key, int num_keys) const {
     if (shape_.dropout == nullptr) return nullptr;
-    TileShape shape;
+    // {}: without their constructors, which have external linkage.
+    TileShape shape{};
     shape.dropout = shape_.dropout;
-    QueryTile<T> query_tile;
+    QueryTile<T> query_tile{};
     query_tile.sample_id = head_.sample_id;
-    KeyTile<T> key_tile;
+    KeyTile<T> key_tile{};
     key_tile.num_keys = num_keys;
     key_tile.first_element =
         head_.first_element + first_query * shape_.dropout->query_stride + first_key;

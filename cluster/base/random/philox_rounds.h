@@ -33,12 +33,13 @@ template <typename U64>
   }
 }
 
-// 128 random bits from a key and a counter.
+// 128 random bits from a key and a counter. Always inlined, so that no copy that was compiled for
+// one instruction set is linked in place of another.
 struct PhiloxBlock {
   std::uint32_t words[4];
 };
-BIRKHOFF_HOST_DEVICE inline PhiloxBlock philox_block(std::uint64_t key, std::uint64_t counter_high,
-                                                     std::uint64_t counter_low) {
+[[gnu::always_inline]] BIRKHOFF_HOST_DEVICE inline PhiloxBlock philox_block(
+    std::uint64_t key, std::uint64_t counter_high, std::uint64_t counter_low) {
   constexpr std::uint64_t kLow = 0xffffffff;
   std::uint64_t word0 = counter_low & kLow, word1 = counter_low >> 32;
   std::uint64_t word2 = counter_high & kLow, word3 = counter_high >> 32;

@@ -326,6 +326,50 @@ TEST(RowKernel, TopKKeepsTheFirstOfEqualScores) {
       });
 }
 
+// NaN reaches only queries that see it and the keys that these see; the others keep their bits.
+TEST(RowKernel, NaNStaysWithQueriesThatSeeIt) {
+  constexpr std::int64_t kTokens = 150;
+  const at::Tensor token = at::arange(kTokens, at::kInt);
+  const auto check = [&](const RowKernels<float>& kernels, const RowNormalizer& normalizer,
+                         std::size_t which, std::int64_t row, const std::string& what) {
+    // Queries see three keys. `number` is in a row of q, k, v or d_out.
+    const auto solve = [&](float number) {
+      RowProblem in{random_head(kTokens, kTokens, 20, at::kFloat)};
+      const std::vector<at::Tensor> inputs{in.q, in.k, in.v, in.d_out};
+      inputs[which][row][3] = number;
+      in.first = (token - 2).clamp_min(0);
+      in.end = token + 1;
+      in.kept = (in.end - in.first).clamp_max(normalizer.top_k).to(at::kInt).contiguous();
+      return run_head(kernels, normalizer, in).all();
+    };
+    const std::vector<at::Tensor> nan = solve(NAN), finite = solve(0.5f);
+    if (which != 2) {  // an output or a gradient of the query itself
+      EXPECT_TRUE(nan[which == 3 ? 1 : 0][row].isnan().all().item<bool>()) << what;
+    }
+    const std::int64_t last = which == 1 || which == 2 ? row + 2 : row;  // query that sees it
+    for (std::size_t i = 0; i < nan.size(); ++i) {
+      const std::int64_t first = i < 2 ? row : row - 2;  // query, or key that these see
+      const at::Tensor others = (token < first).logical_or(token > last).unsqueeze(1);
+      EXPECT_TRUE(at::equal(nan[i].masked_select(others), finite[i].masked_select(others)))
+          << what << " result " << i;
+    }
+  };
+  for_each_set(
+      [](InstructionSet set) -> const RowKernels<float>& { return row_kernels<float>(set); },
+      emulated_row_kernels(float{}),
+      [&](const RowKernels<float>& kernels, const std::string& name) {
+        for (const RowNormalizer& each : kSparse) {
+          for (std::size_t which = 0; which < 4; ++which) {
+            for (const std::int64_t row : {5, 63, 149}) {
+              check(kernels, each, which, row,
+                    fmt::format("{}, normalizer {} input {} row {}", name,
+                                static_cast<int>(each.kind), which, row));
+            }
+          }
+        }
+      });
+}
+
 // No matrix of all scores: scratch grows with the length.
 TEST(RowKernel, ScratchGrowsWithTheLengthAlone) {
   const RowKernels<float>& kernels = row_kernels<float>(InstructionSet::kPortable);
