@@ -18,9 +18,9 @@ at::Tensor int64_tensor(std::int64_t elements) {
   return at::empty({elements}, at::TensorOptions(at::kLong));
 }
 
-std::vector<TensorPart> replicated_of(std::vector<TensorPart> shards) {
-  std::erase_if(shards, [](const TensorPart& shard) { return !shard.replicated; });
-  return shards;
+std::vector<TensorPart> replicated_of(std::vector<TensorPart> parts) {
+  std::erase_if(parts, [](const TensorPart& part) { return !part.replicated; });
+  return parts;
 }
 
 // The ranks that hold what rank r holds, for the rank r with the most such ranks (the lowest of
@@ -60,16 +60,16 @@ std::string describe_elements(const at::Tensor& mine, const at::Tensor& theirs) 
 
 }  // namespace
 
-Agreement::Agreement(ProcessGroup& ranks, std::vector<TensorPart> shards, std::string host)
-    : ranks_(ranks), replicated_(replicated_of(std::move(shards))), host_(std::move(host)) {}
+Agreement::Agreement(ProcessGroup& ranks, std::vector<TensorPart> parts, std::string host)
+    : ranks_(ranks), replicated_(replicated_of(std::move(parts))), host_(std::move(host)) {}
 
 std::string Agreement::find_difference(const TrainState& state) {
   if (ranks_.size() == 1) return "";
-  // One hash per shard, then one of the position.
+  // One hash per part, then one of the position.
   const at::Tensor hashes = int64_tensor(static_cast<std::int64_t>(replicated_.size()) + 1);
   std::int64_t* hash = hashes.mutable_data_ptr<std::int64_t>();
-  for (const TensorPart& shard : replicated_) {
-    const at::Tensor data = shard.data.cpu();
+  for (const TensorPart& part : replicated_) {
+    const at::Tensor data = part.data.cpu();
     *hash++ = std::bit_cast<std::int64_t>(xxh3_64(data.const_data_ptr(), data.nbytes()));
   }
   const std::string position = text_of(state);
@@ -111,9 +111,9 @@ std::string Agreement::describe(const at::Tensor& hashes, const std::string& pos
   const std::int64_t first = differing.front();
   std::string what, mine;
   if (first < static_cast<std::int64_t>(replicated_.size())) {
-    const TensorPart& shard = replicated_[static_cast<std::size_t>(first)];
-    what = shard.name;
-    const at::Tensor ours = shard.data.cpu(), theirs = ours.clone();
+    const TensorPart& part = replicated_[static_cast<std::size_t>(first)];
+    what = part.name;
+    const at::Tensor ours = part.data.cpu(), theirs = ours.clone();
     ranks_.broadcast(theirs, reference, "tensor that differs");
     mine = describe_elements(ours, theirs);
   } else {

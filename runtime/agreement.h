@@ -14,12 +14,12 @@ namespace birkhoff {
 
 class Agreement {
  public:
-  // shards: parameters and optimizer state of this rank, as views of live memory. Shards that every
+  // parts: parameters and optimizer state of this rank, as views of live memory. Parts that every
   // rank of `ranks` replicates are compared; the others (ZeRO's slices) have no second copy. host:
   // this rank's machine, for messages.
-  Agreement(ProcessGroup& ranks, std::vector<TensorPart> shards, std::string host);
+  Agreement(ProcessGroup& ranks, std::vector<TensorPart> parts, std::string host);
 
-  // Compares 64-bit XXH3 hashes of every replicated shard, and of the step, positions and counters,
+  // Compares 64-bit XXH3 hashes of every replicated part, and of the step, positions and counters,
   // which key all noise. Returns "" if all ranks agree. Otherwise returns one line, the same on all
   // ranks: which ranks differ from the majority (all ranks are named if there is none), in which
   // tensors, and an example. Collective; one small all_gather while all ranks agree.

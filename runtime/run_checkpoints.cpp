@@ -20,33 +20,33 @@
 namespace birkhoff {
 
 std::vector<TensorPart> model_tensors(Model& model) {
-  std::vector<TensorPart> shards;
+  std::vector<TensorPart> parts;
   for (const Parameter& parameter : model.parameters().list()) {
-    shards.push_back(whole_part(parameter.name, StateKind::kParameter, parameter.value, 0));
+    parts.push_back(whole_part(parameter.name, StateKind::kParameter, parameter.value, 0));
   }
   for (const Statistic& statistic : model.parameters().statistics()) {
-    shards.push_back(whole_part(statistic.name, StateKind::kStatistic, statistic.value, 0));
+    parts.push_back(whole_part(statistic.name, StateKind::kStatistic, statistic.value, 0));
   }
-  return shards;
+  return parts;
 }
 
 std::vector<TensorPart> training_parts(Model& model, Optimizer& optimizer, int num_ranks) {
-  std::vector<TensorPart> shards = model_tensors(model);
-  balance_owners(shards, num_ranks);
-  for (TensorPart& shard : optimizer.state()) shards.push_back(std::move(shard));
-  return shards;
+  std::vector<TensorPart> parts = model_tensors(model);
+  balance_owners(parts, num_ranks);
+  for (TensorPart& part : optimizer.state()) parts.push_back(std::move(part));
+  return parts;
 }
 
 namespace {
 
 constexpr double kGuessedBytesPerSecond = 100e6;  // written, and read back
 
-std::int64_t bytes_of_all_ranks(const std::vector<TensorPart>& shards, ProcessGroup& world) {
-  if (shards.empty()) return 0;
+std::int64_t bytes_of_all_ranks(const std::vector<TensorPart>& parts, ProcessGroup& world) {
+  if (parts.empty()) return 0;
   const at::Tensor bytes = at::zeros({1}, at::kLong);
-  for (const TensorPart& shard : shards) {
-    if (shard.owner == world.rank()) {
-      *bytes.mutable_data_ptr<std::int64_t>() += static_cast<std::int64_t>(shard.data.nbytes());
+  for (const TensorPart& part : parts) {
+    if (part.owner == world.rank()) {
+      *bytes.mutable_data_ptr<std::int64_t>() += static_cast<std::int64_t>(part.data.nbytes());
     }
   }
   world.all_reduce(bytes, ReduceOp::kSum, "size of a checkpoint");
@@ -69,14 +69,14 @@ std::string cure_of_divergence(std::optional<std::int64_t> newest_checkpoint) {
 }
 
 RunCheckpoints::RunCheckpoints(CheckpointWriter* writer, ProcessGroup& world,
-                               CheckpointHeader header, std::vector<TensorPart> shards,
+                               CheckpointHeader header, std::vector<TensorPart> parts,
                                std::optional<std::int64_t> newest, RunFolder* folder,
                                const Reporter& reporter)
     : writer_(writer),
       world_(world),
       header_(std::move(header)),
-      shards_(std::move(shards)),
-      bytes_(bytes_of_all_ranks(shards_, world)),
+      parts_(std::move(parts)),
+      bytes_(bytes_of_all_ranks(parts_, world)),
       newest_(newest),
       newest_begun_(newest),
       folder_(folder),
@@ -102,7 +102,7 @@ void RunCheckpoints::save(const TrainState& state) {
   require_space();
   write_state(state, header_);
   header_.set_metrics_bytes(reporter_.metrics_bytes());
-  writer_->save(header_, shards_);
+  writer_->save(header_, parts_);
   confirmed_ = false;
   newest_begun_ = state.step;
   stall_ = Clock::now() - save_start_;
@@ -152,7 +152,7 @@ void RunCheckpoints::check_space() const {
 }
 
 void RunCheckpoints::check_finite(const TrainState& state) const {
-  const std::string tensor = find_non_finite(shards_, world_);
+  const std::string tensor = find_non_finite(parts_, world_);
   if (tensor.empty()) return;
   fail(ExitCode::kNumerical,
        "step {}: {} holds values that are not finite, which no later step can repair: not saved. "

@@ -41,9 +41,9 @@ class RunCheckpoints {
   // writer: null: nothing is saved. header: the fields that do not change (run, config, ranks,
   // corpus, tokenizer). newest: step of the checkpoint that the run resumes from, if any. folder is
   // rank 0's, null on other ranks. What is passed by pointer or reference must outlive this object.
-  // Collective over the world if there are shards.
+  // Collective over the world if there are parts.
   RunCheckpoints(CheckpointWriter* writer, ProcessGroup& world, CheckpointHeader header,
-                 std::vector<TensorPart> shards, std::optional<std::int64_t> newest,
+                 std::vector<TensorPart> parts, std::optional<std::int64_t> newest,
                  RunFolder* folder, const Reporter& reporter);
 
   // Checks before training that a save fits on the disk: if not, Error(kStorage), on all ranks,
@@ -88,7 +88,7 @@ class RunCheckpoints {
   CheckpointWriter* const writer_;
   ProcessGroup& world_;
   CheckpointHeader header_;
-  const std::vector<TensorPart> shards_;
+  const std::vector<TensorPart> parts_;
   const std::int64_t bytes_;  // of a checkpoint, all ranks' files together
   std::optional<std::int64_t> newest_, newest_begun_;
   RunFolder* folder_;

@@ -66,11 +66,10 @@ LoaderOptions make_loader_options(const configs::Config& config, int rank, int s
   return options;
 }
 
-std::int64_t optimizer_bytes(const std::vector<TensorPart>& shards) {
+std::int64_t optimizer_bytes(const std::vector<TensorPart>& parts) {
   std::int64_t bytes = 0;
-  for (const TensorPart& shard : shards) {
-    if (shard.kind == StateKind::kOptimizer)
-      bytes += static_cast<std::int64_t>(shard.data.nbytes());
+  for (const TensorPart& part : parts) {
+    if (part.kind == StateKind::kOptimizer) bytes += static_cast<std::int64_t>(part.data.nbytes());
   }
   return bytes;
 }
@@ -168,9 +167,9 @@ struct StartState {
   std::int64_t metrics_bytes = 0;         // of metrics.jsonl when that was saved
 };
 
-// Loads the checkpoint into `shards`, if there is one.
+// Loads the checkpoint into `parts`, if there is one.
 StartState load_start(const std::string& resume_path, const configs::Config& config,
-                      const Corpus& corpus, std::vector<TensorPart>& shards) {
+                      const Corpus& corpus, std::vector<TensorPart>& parts) {
   StartState start;
   if (config.train().precision() == configs::Train::fp16) {
     start.train.loss_scale.value = LossScale::kInitial;
@@ -178,7 +177,7 @@ StartState load_start(const std::string& resume_path, const configs::Config& con
   if (resume_path.empty()) return start;
   const CheckpointFolder checkpoint = open_checkpoint(resume_path);
   check_resumable(checkpoint, config, corpus);
-  load_checkpoint(checkpoint, shards);
+  load_checkpoint(checkpoint, parts);
   read_state(checkpoint.manifest, start.train);
   start.metrics_bytes = checkpoint.manifest.metrics_bytes();
   start.before = checkpoint.manifest.config();
@@ -256,8 +255,8 @@ Outcome run_logged(const configs::Config& config, const RunPaths& paths, bool fr
   GradBuckets buckets(model->parameters(), group, config.train().bucket_elements(),
                       config.train().invariant().shards(), config.train().zero_stage());
   const std::unique_ptr<Optimizer> optimizer = make_optimizer(config.train().optimizer(), buckets);
-  std::vector<TensorPart> shards = training_parts(*model, *optimizer, world.size());
-  StartState start = load_start(run.resume_path, config, corpus, shards);
+  std::vector<TensorPart> parts = training_parts(*model, *optimizer, world.size());
+  StartState start = load_start(run.resume_path, config, corpus, parts);
   TrainState& state = start.train;
   resumed_from = state.step;
   activity.enter(Phase::kStart, state.step);
@@ -282,7 +281,7 @@ Outcome run_logged(const configs::Config& config, const RunPaths& paths, bool fr
              run.resume_path.empty() ? "starts" : "resumes", state.step, config.train().steps(),
              counted(model->parameters().num_elements(), "parameter"),
              counted(world.size(), "rank"));
-    log_info("optimizer state: {} on this rank, {}", counted(optimizer_bytes(shards), "byte"),
+    log_info("optimizer state: {} on this rank, {}", counted(optimizer_bytes(parts), "byte"),
              buckets.sliced() ? fmt::format("one of {} slices (train.zero_stage)", group.size())
                               : "all of it");
     log_info("memory before the first step: {}", memory_report(device));
@@ -312,9 +311,9 @@ Outcome run_logged(const configs::Config& config, const RunPaths& paths, bool fr
                           tokenizer_files, world.group(), [&] { run.folder->lease().check(); });
   // Over the world, because hashes are taken and compared on hosts, and all ranks hold the same
   // while the other axes of the mesh are 1.
-  Agreement agreement(world.group(), shards, world.host());
+  Agreement agreement(world.group(), parts, world.host());
   RunCheckpoints checkpoints(&writer, world.group(),
-                             make_header(config, corpus, inputs, run.id, world.size()), shards,
+                             make_header(config, corpus, inputs, run.id, world.size()), parts,
                              run.resume_path.empty() ? std::nullopt : std::optional(resumed_from),
                              run.folder.get(), *reporter);
   checkpoints.check_space();

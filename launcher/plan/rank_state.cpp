@@ -157,11 +157,11 @@ SavedState saved_state(const configs::Config& config, std::int64_t vocabulary, i
   std::vector<Exchange> unused;
   CountingGroup group(num_ranks, at::kMeta, /*gathers_in_rings=*/false, unused);
   const StatefulParts parts(whole, vocabulary, group);
-  const std::vector<TensorPart> shards = training_parts(*parts.model, *parts.optimizer, num_ranks);
-  SavedState saved{.size = checkpoint_size(typical_header(config, vocabulary), shards, num_ranks)};
+  const std::vector<TensorPart> state = training_parts(*parts.model, *parts.optimizer, num_ranks);
+  SavedState saved{.size = checkpoint_size(typical_header(config, vocabulary), state, num_ranks)};
   std::vector<std::int64_t> copies(static_cast<std::size_t>(num_ranks), 0);
-  for (const TensorPart& shard : shards) {
-    if (is_written(shard)) copies[static_cast<std::size_t>(shard.owner)] += staged_bytes(shard);
+  for (const TensorPart& part : state) {
+    if (is_written(part)) copies[static_cast<std::size_t>(part.owner)] += staged_bytes(part);
   }
   saved.copy_bytes = *std::ranges::max_element(copies);
   return saved;

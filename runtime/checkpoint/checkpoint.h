@@ -45,11 +45,11 @@ class CheckpointWriter {
   // start.
   ~CheckpointWriter();
 
-  // Copies the data of the shards that this rank owns; a thread writes them. Collective over world.
-  // If a save is still running, it is finished first. Ranks that hold equal shards must name the
-  // same owner, and all shards of a tensor together must hold each element once (checked before the
+  // Copies the data of the parts that this rank owns; a thread writes them. Collective over world.
+  // If a save is still running, it is finished first. Ranks that hold equal parts must name the
+  // same owner, and all parts of a tensor together must hold each element once (checked before the
   // commit). Only rank 0's header is used.
-  void save(const CheckpointHeader& header, const std::vector<TensorPart>& shards);
+  void save(const CheckpointHeader& header, const std::vector<TensorPart>& parts);
   // Call between steps: ranks vote on a running save and commit it once all have written. Returns
   // the folder committed in this call. If a write failed, this throws on all ranks an Error that
   // names rank, file, call and cure (kStorage if the file system failed); earlier checkpoints stay
@@ -94,14 +94,14 @@ std::optional<CheckpointFolder> find_newest_checkpoint(
     const std::filesystem::path& folder, bool set_aside,
     const CheckpointVerifier& verify = verify_checkpoint);
 
-// Fills the shards' data from the checkpoint, whatever mesh wrote it; every byte read is checked.
+// Fills the parts' data from the checkpoint, whatever mesh wrote it; every byte read is checked.
 // Local. Error(kCheckpoint) with the tensor's name if a tensor is missing, surplus or mismatched. A
-// tensor of the checkpoint that no shard names is surplus, so a rank that holds no element of a
-// tensor must list an empty shard of it.
-void load_checkpoint(const CheckpointFolder& checkpoint, std::vector<TensorPart>& shards);
-// Loads only a model (evaluation, sampling): tensors of the checkpoint that no shard names are
+// tensor of the checkpoint that no part names is surplus, so a rank that holds no element of a
+// tensor must list an empty part of it.
+void load_checkpoint(const CheckpointFolder& checkpoint, std::vector<TensorPart>& parts);
+// Loads only a model (evaluation, sampling): tensors of the checkpoint that no part names are
 // ignored.
-void load_model_tensors(const CheckpointFolder& checkpoint, std::vector<TensorPart>& shards);
+void load_model_tensors(const CheckpointFolder& checkpoint, std::vector<TensorPart>& parts);
 
 // The text that `birkhoff inspect` prints: step, tokens, a short form of the configuration, files
 // with sizes, a table of the parameters.

@@ -75,15 +75,15 @@ void check_fit(const CheckpointFolder& checkpoint, const ManifestTensor& saved,
   }
 }
 
-// Copies what `saved` and the wanted shards share and adds its length to `copied`. Reads the file
+// Copies what `saved` and the wanted parts share and adds its length to `copied`. Reads the file
 // only if they share something.
 void load_tensor(const SafetensorsReader& reader, const ManifestTensor& saved,
-                 const std::string& path, std::vector<TensorPart>& shards,
+                 const std::string& path, std::vector<TensorPart>& parts,
                  const std::vector<std::size_t>& wanted, std::vector<std::int64_t>& copied) {
-  std::vector<std::pair<std::size_t, CommonRun>> runs;  // position in `shards`, what to copy
+  std::vector<std::pair<std::size_t, CommonRun>> runs;  // position in `parts`, what to copy
   const TensorRegion region = region_of(saved);
   for (const std::size_t i : wanted) {
-    for_each_common_run(region, shards[i].region,
+    for_each_common_run(region, parts[i].region,
                         [&](const CommonRun& run) { runs.emplace_back(i, run); });
   }
   if (runs.empty()) {
@@ -96,22 +96,22 @@ void load_tensor(const SafetensorsReader& reader, const ManifestTensor& saved,
   check_crc(crc32c(bytes.get(), num_bytes), saved, path);
   const at::Tensor source =
       at::from_blob(bytes.get(), {region.num_elements()},
-                    at::TensorOptions(shards[runs.front().first].data.scalar_type()));
+                    at::TensorOptions(parts[runs.front().first].data.scalar_type()));
   for (const auto& [i, run] : runs) {
-    shards[i]
+    parts[i]
         .data.narrow(0, run.begin_b, run.length)
         .copy_(source.narrow(0, run.begin_a, run.length));
     copied[i] += run.length;
   }
 }
 
-void load(const CheckpointFolder& checkpoint, std::vector<TensorPart>& shards, bool allow_surplus) {
-  std::map<std::string, std::vector<std::size_t>> wanted;  // positions in `shards`
-  for (std::size_t i = 0; i < shards.size(); ++i) {
-    require(region_defect(shards[i].region).empty() &&
-                shards[i].data.numel() == shards[i].region.num_elements(),
-            "a shard's data must be as long as its range");
-    wanted[shards[i].name].push_back(i);
+void load(const CheckpointFolder& checkpoint, std::vector<TensorPart>& parts, bool allow_surplus) {
+  std::map<std::string, std::vector<std::size_t>> wanted;  // positions in `parts`
+  for (std::size_t i = 0; i < parts.size(); ++i) {
+    require(region_defect(parts[i].region).empty() &&
+                parts[i].data.numel() == parts[i].region.num_elements(),
+            "a part's data must be as long as its range");
+    wanted[parts[i].name].push_back(i);
   }
   std::set<std::string> saved_names;
   for (const auto& tensor : checkpoint.manifest.tensor()) {
@@ -124,7 +124,7 @@ void load(const CheckpointFolder& checkpoint, std::vector<TensorPart>& shards, b
       continue;
     }
     for (const std::size_t i : found->second) {
-      check_fit(checkpoint, tensor, shards[i]);
+      check_fit(checkpoint, tensor, parts[i]);
     }
   }
   for (const auto& [name, positions] : wanted) {
@@ -132,7 +132,7 @@ void load(const CheckpointFolder& checkpoint, std::vector<TensorPart>& shards, b
       fail_tensor(checkpoint, name, "is missing");
     }
   }
-  std::vector<std::int64_t> copied(shards.size(), 0);
+  std::vector<std::int64_t> copied(parts.size(), 0);
   for (const auto& [file, tensors] : tensors_by_file(checkpoint.manifest)) {
     const std::string path = (checkpoint.path / file).string();
     std::optional<SafetensorsReader> reader;
@@ -141,12 +141,12 @@ void load(const CheckpointFolder& checkpoint, std::vector<TensorPart>& shards, b
         if (!reader) {
           reader.emplace(path);
         }
-        load_tensor(*reader, *tensor, path, shards, found->second, copied);
+        load_tensor(*reader, *tensor, path, parts, found->second, copied);
       }
     }
   }
-  for (std::size_t i = 0; i < shards.size(); ++i) {
-    require(copied[i] == shards[i].data.numel(), "a checkpoint's shards make up each tensor");
+  for (std::size_t i = 0; i < parts.size(); ++i) {
+    require(copied[i] == parts[i].data.numel(), "a checkpoint's parts make up each tensor");
   }
 }
 
@@ -226,12 +226,12 @@ std::optional<CheckpointFolder> find_newest_checkpoint(const fs::path& folder, b
   return std::nullopt;
 }
 
-void load_checkpoint(const CheckpointFolder& checkpoint, std::vector<TensorPart>& shards) {
-  load(checkpoint, shards, /*allow_surplus=*/false);
+void load_checkpoint(const CheckpointFolder& checkpoint, std::vector<TensorPart>& parts) {
+  load(checkpoint, parts, /*allow_surplus=*/false);
 }
 
-void load_model_tensors(const CheckpointFolder& checkpoint, std::vector<TensorPart>& shards) {
-  load(checkpoint, shards, /*allow_surplus=*/true);
+void load_model_tensors(const CheckpointFolder& checkpoint, std::vector<TensorPart>& parts) {
+  load(checkpoint, parts, /*allow_surplus=*/true);
 }
 
 std::string describe_checkpoint(const CheckpointFolder& checkpoint) {

@@ -51,9 +51,9 @@ class CheckpointWriter::Impl {
     }
   }
 
-  void save(const CheckpointHeader& header, const std::vector<TensorPart>& shards) {
+  void save(const CheckpointHeader& header, const std::vector<TensorPart>& parts) {
     finish();
-    stage(shards);
+    stage(parts);
     announce(header);
     const std::string model_name = my_model_file_name();
     const std::string state_name = state_file_name(world_.rank() + 1, world_.size());
@@ -107,22 +107,21 @@ class CheckpointWriter::Impl {
  private:
   enum class Phase { kIdle, kWriting, kCommitting };  // the same on all ranks
 
-  // Copies this rank's shards into one host buffer, which grows only when the state does.
-  void stage(const std::vector<TensorPart>& shards) {
+  // Copies this rank's parts into one host buffer, which grows only when the state does.
+  void stage(const std::vector<TensorPart>& parts) {
     model_tensors_.clear();
     state_tensors_.clear();
     std::vector<const TensorPart*> owned;
     std::int64_t total_bytes = 0;
-    for (const TensorPart& shard : shards) {
-      require(
-          region_defect(shard.region).empty() && shard.owner >= 0 && shard.owner < world_.size(),
-          "a shard with an impossible region or owner");
-      require(shard.data.numel() == shard.region.flat_end - shard.region.flat_begin &&
-                  shard.data.is_contiguous(),
-              "a shard's data must be contiguous and as long as its range");
-      if (shard.owner == world_.rank() && is_written(shard)) {
-        owned.push_back(&shard);
-        total_bytes += staged_bytes(shard);
+    for (const TensorPart& part : parts) {
+      require(region_defect(part.region).empty() && part.owner >= 0 && part.owner < world_.size(),
+              "a part with an impossible region or owner");
+      require(part.data.numel() == part.region.flat_end - part.region.flat_begin &&
+                  part.data.is_contiguous(),
+              "a part's data must be contiguous and as long as its range");
+      if (part.owner == world_.rank() && is_written(part)) {
+        owned.push_back(&part);
+        total_bytes += staged_bytes(part);
       }
     }
     put_in_file_order(owned);
@@ -130,14 +129,14 @@ class CheckpointWriter::Impl {
       staging_ = at::empty({total_bytes}, at::kByte);
     }
     std::int64_t offset = 0;
-    for (const TensorPart* shard : owned) {
-      const auto num_bytes = static_cast<std::int64_t>(shard->data.nbytes());
+    for (const TensorPart* part : owned) {
+      const auto num_bytes = static_cast<std::int64_t>(part->data.nbytes());
       const at::Tensor slot = staging_.narrow(0, offset, num_bytes);
-      slot.view(shard->data.scalar_type()).copy_(shard->data);
-      auto& list = belongs_to_model(*shard) ? model_tensors_ : state_tensors_;
+      slot.view(part->data.scalar_type()).copy_(part->data);
+      auto& list = belongs_to_model(*part) ? model_tensors_ : state_tensors_;
       list.push_back(
-          {manifest_entry(*shard), static_cast<const std::byte*>(slot.data_ptr()), num_bytes});
-      offset += staged_bytes(*shard);
+          {manifest_entry(*part), static_cast<const std::byte*>(slot.data_ptr()), num_bytes});
+      offset += staged_bytes(*part);
     }
   }
 
@@ -190,7 +189,7 @@ class CheckpointWriter::Impl {
     if (tensors.empty()) {
       return;
     }
-    *written_.add_file() = write_shard_file(aside_, name, tensors, abandon_);
+    *written_.add_file() = write_tensor_file(aside_, name, tensors, abandon_);
     for (const StagedTensor& tensor : tensors) {
       *written_.add_tensor() = tensor.entry;
     }
@@ -319,8 +318,8 @@ CheckpointWriter::CheckpointWriter(fs::path folder, Retention retention,
     : impl_(std::make_unique<Impl>(std::move(folder), retention, extra_files, world,
                                    std::move(require_folder))) {}
 CheckpointWriter::~CheckpointWriter() = default;
-void CheckpointWriter::save(const CheckpointHeader& header, const std::vector<TensorPart>& shards) {
-  impl_->save(header, shards);
+void CheckpointWriter::save(const CheckpointHeader& header, const std::vector<TensorPart>& parts) {
+  impl_->save(header, parts);
 }
 std::optional<fs::path> CheckpointWriter::poll() { return impl_->poll(); }
 std::optional<fs::path> CheckpointWriter::finish() { return impl_->finish(); }

@@ -144,13 +144,13 @@ std::map<std::int64_t, fs::path> list_checkpoints(const fs::path& checkpoints) {
   return folders;
 }
 
-CheckpointManifest::File write_shard_file(const fs::path& folder, const std::string& name,
-                                          std::vector<StagedTensor>& tensors,
-                                          const std::atomic<bool>& abandon) {
+CheckpointManifest::File write_tensor_file(const fs::path& folder, const std::string& name,
+                                           std::vector<StagedTensor>& tensors,
+                                           const std::atomic<bool>& abandon) {
   const std::string path = (folder / name).string();
   std::vector<SafetensorsEntry> entries;
   for (const StagedTensor& tensor : tensors) entries.push_back(safetensors_entry(tensor.entry));
-  SafetensorsWriter writer(path, entries, kShardMetadata);
+  SafetensorsWriter writer(path, entries, kPartMetadata);
   for (StagedTensor& tensor : tensors) {
     std::uint32_t crc = 0;
     for (std::int64_t at = 0; at < tensor.num_bytes; at += kPieceBytes) {
@@ -179,7 +179,7 @@ fs::path commit_checkpoint(const fs::path& checkpoints, const fs::path& aside,
                            Retention retention, const std::function<void()>& require_folder) {
   // A state that could not be loaded is a defect of the caller, and it is never committed.
   if (const std::string defect = manifest_defect(manifest); !defect.empty()) {
-    fail(ExitCode::kInternal, "internal error: the ranks' shards do not make up the state: {}",
+    fail(ExitCode::kInternal, "internal error: the ranks' parts do not make up the state: {}",
          defect);
   }
   for (const auto& [name, content] : extra_files) {

@@ -1,6 +1,6 @@
 // The file-system side of saving a checkpoint, on one rank and without communication. The order of
 // calls is the protocol of docs/checkpoint_format.md:
-//   all ranks  write_shard_file() into .tmp-step-N-by-H (H: fencing number)
+//   all ranks  write_tensor_file() into .tmp-step-N-by-H (H: fencing number)
 //   rank 0     commit_checkpoint(): index, manifest.json last, rename to step-N, then retention
 // Names next to checkpoints: .tmp-* is unfinished or being deleted, .replaced-step-N is the old one
 // while a step is saved again, damaged-step-N[-K] and diverged-step-N[-K] were set aside.
@@ -39,7 +39,7 @@ std::filesystem::path rename_to_free(const std::filesystem::path& path, const st
 std::map<std::int64_t, std::filesystem::path> list_checkpoints(
     const std::filesystem::path& checkpoints);
 
-// A shard to be written: its manifest entry, complete except for file and crc32c, and its bytes.
+// A part to be written: its manifest entry, complete except for file and crc32c, and its bytes.
 struct StagedTensor {
   configs::CheckpointManifest::Tensor entry;
   const std::byte* data = nullptr;
@@ -49,10 +49,10 @@ struct StagedTensor {
 // Writes one safetensors file of `tensors` in order, syncs it, reads it back and compares. Fills in
 // file and crc32c of the entries. Checks `abandon` between pieces: once true, Error(kStorage).
 // Errors name the file and the call.
-configs::CheckpointManifest::File write_shard_file(const std::filesystem::path& folder,
-                                                   const std::string& name,
-                                                   std::vector<StagedTensor>& tensors,
-                                                   const std::atomic<bool>& abandon);
+configs::CheckpointManifest::File write_tensor_file(const std::filesystem::path& folder,
+                                                    const std::string& name,
+                                                    std::vector<StagedTensor>& tensors,
+                                                    const std::atomic<bool>& abandon);
 
 // Makes the files in `aside` the checkpoint `checkpoints`/step-N: writes `extra_files` (content by
 // name), the index and the manifest (which already lists the ranks' files), reads it all back,

@@ -18,17 +18,17 @@ at::Tensor all_finite(const at::Tensor& data) {
 
 }  // namespace
 
-std::string find_non_finite(const std::vector<TensorPart>& shards) {
+std::string find_non_finite(const std::vector<TensorPart>& parts) {
   std::vector<const TensorPart*> checked;
   std::vector<at::Tensor> finite;
-  for (const TensorPart& shard : shards) {
-    if (!shard.data.is_floating_point() || shard.data.numel() == 0) continue;
-    const at::Tensor flag = all_finite(shard.data);
+  for (const TensorPart& part : parts) {
+    if (!part.data.is_floating_point() || part.data.numel() == 0) continue;
+    const at::Tensor flag = all_finite(part.data);
     if (flag.is_cpu()) {  // also on a GPU's rank, whose optimizer may count on the host
-      if (!flag.item<bool>()) return shard.name;
+      if (!flag.item<bool>()) return part.name;
       continue;
     }
-    checked.push_back(&shard);
+    checked.push_back(&part);
     finite.push_back(flag);
   }
   if (finite.empty()) return "";
@@ -39,10 +39,10 @@ std::string find_non_finite(const std::vector<TensorPart>& shards) {
   return "";
 }
 
-std::string find_non_finite(const std::vector<TensorPart>& shards, ProcessGroup& world) {
+std::string find_non_finite(const std::vector<TensorPart>& parts, ProcessGroup& world) {
   std::vector<TensorPart> mine;
-  std::copy_if(shards.begin(), shards.end(), std::back_inserter(mine),
-               [&](const TensorPart& shard) { return shard.owner == world.rank(); });
+  std::copy_if(parts.begin(), parts.end(), std::back_inserter(mine),
+               [&](const TensorPart& part) { return part.owner == world.rank(); });
   const std::string found = find_non_finite(mine);
   for (std::string& name : world.all_gather_bytes(found, "state that is not finite")) {
     if (!name.empty()) return std::move(name);

@@ -10,12 +10,12 @@
 
 namespace birkhoff {
 
-// The name of the first tensor, in the order of ranks, with a non-finite value in a shard that its
+// The name of the first tensor, in the order of ranks, with a non-finite value in a part that its
 // rank owns; empty if there is none. Reads all of the state once. Collective over `world`; the same
 // on all ranks.
-std::string find_non_finite(const std::vector<TensorPart>& shards, ProcessGroup& world);
+std::string find_non_finite(const std::vector<TensorPart>& parts, ProcessGroup& world);
 
-// The same for all shards that one process holds, whatever their owner. Local.
-std::string find_non_finite(const std::vector<TensorPart>& shards);
+// The same for all parts that one process holds, whatever their owner. Local.
+std::string find_non_finite(const std::vector<TensorPart>& parts);
 
 }  // namespace birkhoff

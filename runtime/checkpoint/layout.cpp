@@ -19,32 +19,30 @@ constexpr std::int64_t kStagingAlignment = 64;
 
 // The key in the safetensors file: the plain name of a whole tensor, else the name with box and
 // range.
-std::string shard_key(const TensorPart& shard) {
-  if (shard.region.is_whole()) {
-    return shard.name;
+std::string part_key(const TensorPart& part) {
+  if (part.region.is_whole()) {
+    return part.name;
   }
-  return fmt::format("{}@{}+{}[{}:{}]", shard.name, fmt::join(shard.region.box_offset, ","),
-                     fmt::join(shard.region.box_size, ","), shard.region.flat_begin,
-                     shard.region.flat_end);
+  return fmt::format("{}@{}+{}[{}:{}]", part.name, fmt::join(part.region.box_offset, ","),
+                     fmt::join(part.region.box_size, ","), part.region.flat_begin,
+                     part.region.flat_end);
 }
 
 }  // namespace
 
-bool belongs_to_model(const TensorPart& shard) {
-  return shard.kind != StateKind::kOptimizer && shard.region.is_whole();
+bool belongs_to_model(const TensorPart& part) {
+  return part.kind != StateKind::kOptimizer && part.region.is_whole();
 }
 
-bool is_written(const TensorPart& shard) {
-  return shard.data.numel() > 0 || shard.region.is_whole();
-}
+bool is_written(const TensorPart& part) { return part.data.numel() > 0 || part.region.is_whole(); }
 
-std::int64_t staged_bytes(const TensorPart& shard) {
-  const auto bytes = static_cast<std::int64_t>(shard.data.nbytes());
+std::int64_t staged_bytes(const TensorPart& part) {
+  const auto bytes = static_cast<std::int64_t>(part.data.nbytes());
   return (bytes + kStagingAlignment - 1) / kStagingAlignment * kStagingAlignment;
 }
 
-void put_in_file_order(std::vector<const TensorPart*>& shards) {
-  std::stable_sort(shards.begin(), shards.end(), [](const TensorPart* a, const TensorPart* b) {
+void put_in_file_order(std::vector<const TensorPart*>& parts) {
+  std::stable_sort(parts.begin(), parts.end(), [](const TensorPart* a, const TensorPart* b) {
     return a->data.element_size() > b->data.element_size();
   });
 }
@@ -57,19 +55,18 @@ std::string state_file_name(std::int64_t number, std::int64_t count) {
   return fmt::format("optimizer-{:05d}-of-{:05d}.safetensors", number, count);
 }
 
-CheckpointManifest::Tensor manifest_entry(const TensorPart& shard) {
+CheckpointManifest::Tensor manifest_entry(const TensorPart& part) {
   CheckpointManifest::Tensor entry;
-  entry.set_name(shard.name);
-  entry.set_kind(kind_name(shard.kind));
-  entry.set_dtype(safetensors_dtype(shard.data.scalar_type()));
-  entry.mutable_global_shape()->Assign(shard.region.global_shape.begin(),
-                                       shard.region.global_shape.end());
-  entry.mutable_box_offset()->Assign(shard.region.box_offset.begin(),
-                                     shard.region.box_offset.end());
-  entry.mutable_box_size()->Assign(shard.region.box_size.begin(), shard.region.box_size.end());
-  entry.set_flat_begin(shard.region.flat_begin);
-  entry.set_flat_end(shard.region.flat_end);
-  entry.set_key(shard_key(shard));
+  entry.set_name(part.name);
+  entry.set_kind(kind_name(part.kind));
+  entry.set_dtype(safetensors_dtype(part.data.scalar_type()));
+  entry.mutable_global_shape()->Assign(part.region.global_shape.begin(),
+                                       part.region.global_shape.end());
+  entry.mutable_box_offset()->Assign(part.region.box_offset.begin(), part.region.box_offset.end());
+  entry.mutable_box_size()->Assign(part.region.box_size.begin(), part.region.box_size.end());
+  entry.set_flat_begin(part.region.flat_begin);
+  entry.set_flat_end(part.region.flat_end);
+  entry.set_key(part_key(part));
   return entry;
 }
 
@@ -98,16 +95,16 @@ std::string index_text(const CheckpointManifest& manifest) {
   return index.dump(1) + "\n";
 }
 
-CheckpointSize checkpoint_size(const CheckpointHeader& header,
-                               const std::vector<TensorPart>& shards, int num_ranks) {
+CheckpointSize checkpoint_size(const CheckpointHeader& header, const std::vector<TensorPart>& parts,
+                               int num_ranks) {
   CheckpointManifest manifest = header;
   manifest.set_format(kCheckpointFormat);
   manifest.set_version(kCheckpointVersion);
   manifest.set_ranks(num_ranks);
   std::map<int, std::vector<const TensorPart*>> model_files, state_files;  // by owner
-  for (const TensorPart& shard : shards) {
-    if (!is_written(shard)) continue;
-    (belongs_to_model(shard) ? model_files : state_files)[shard.owner].push_back(&shard);
+  for (const TensorPart& part : parts) {
+    if (!is_written(part)) continue;
+    (belongs_to_model(part) ? model_files : state_files)[part.owner].push_back(&part);
   }
   CheckpointSize size;
   const std::string hash(32, '0');
@@ -120,14 +117,14 @@ CheckpointSize checkpoint_size(const CheckpointHeader& header,
   const auto add_tensors = [&](const std::string& name, std::vector<const TensorPart*> of_file) {
     put_in_file_order(of_file);
     std::vector<SafetensorsEntry> entries;
-    for (const TensorPart* shard : of_file) {
-      CheckpointManifest::Tensor& tensor = *manifest.add_tensor() = manifest_entry(*shard);
+    for (const TensorPart* part : of_file) {
+      CheckpointManifest::Tensor& tensor = *manifest.add_tensor() = manifest_entry(*part);
       tensor.set_file(name);
       tensor.set_crc32c(UINT32_MAX);
       entries.push_back(safetensors_entry(tensor));
     }
     const auto header_bytes =
-        static_cast<std::int64_t>(safetensors_header(entries, kShardMetadata).size());
+        static_cast<std::int64_t>(safetensors_header(entries, kPartMetadata).size());
     size.descriptions += header_bytes;
     size.tensors += entries.back().end;
     add_file(name, header_bytes + entries.back().end);

@@ -70,7 +70,7 @@ std::set<std::string> check_files(const CheckpointManifest& manifest) {
   return names;
 }
 
-// Checks the shards of one tensor: all describe the same tensor, and hold each element exactly
+// Checks the parts of one tensor: all describe the same tensor, and hold each element exactly
 // once.
 void check_tiling(const std::vector<const CheckpointManifest::Tensor*>& pieces) {
   const auto& first = *pieces.front();
@@ -83,17 +83,17 @@ void check_tiling(const std::vector<const CheckpointManifest::Tensor*>& pieces) 
     }
     reject_if(region.global_shape != region_of(first).global_shape ||
                   piece->dtype() != first.dtype() || piece->kind() != first.kind(),
-              "its shards differ in shape, dtype or kind");
+              "its parts differ in shape, dtype or kind");
     for (const TensorRegion& other : regions) {
       for_each_common_run(region, other, [](const CommonRun&) {
-        throw std::invalid_argument("two of its shards overlap");
+        throw std::invalid_argument("two of its parts overlap");
       });
     }
     elements += region.num_elements();
     regions.push_back(region);
   }
   const std::int64_t expected = c10::multiply_integers(regions.front().global_shape);
-  reject_if(elements != expected, "its shards hold {} of {} elements", elements, expected);
+  reject_if(elements != expected, "its parts hold {} of {} elements", elements, expected);
 }
 
 void check_tensors(const CheckpointManifest& manifest, const std::set<std::string>& files) {
@@ -108,9 +108,9 @@ void check_tensors(const CheckpointManifest& manifest, const std::set<std::strin
         tensor.name(), tensor.dtype(), tensor.kind(), tensor.file(), tensor.key());
     pieces[tensor.name()].push_back(&tensor);
   }
-  for (const auto& [name, shards] : pieces) {
+  for (const auto& [name, parts] : pieces) {
     try {
-      check_tiling(shards);
+      check_tiling(parts);
     } catch (const std::invalid_argument& error) {
       throw std::invalid_argument(fmt::format("tensor '{}': {}", name, error.what()));
     }

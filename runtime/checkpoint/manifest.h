@@ -25,7 +25,7 @@ class CheckpointVersionError : public Error {
 std::string manifest_text(const configs::CheckpointManifest& manifest);
 
 // The defect of a manifest's values; empty if there is none. Checks the ranges of all numbers, that
-// file names are plain, and that the listed shards make up each tensor exactly once.
+// file names are plain, and that the listed parts make up each tensor exactly once.
 std::string manifest_defect(const configs::CheckpointManifest& manifest);
 
 // Reads a manifest back and checks checksum, format, version and manifest_defect(). `path` is for

@@ -14,17 +14,17 @@
 namespace birkhoff {
 
 TensorPart whole_part(std::string name, StateKind kind, const at::Tensor& tensor, int owner) {
-  require(tensor.is_contiguous(), "a whole shard needs a contiguous tensor");
-  TensorPart shard;
-  shard.name = std::move(name);
-  shard.kind = kind;
-  shard.region.global_shape = tensor.sizes().vec();
-  shard.region.box_offset.assign(shard.region.global_shape.size(), 0);
-  shard.region.box_size = shard.region.global_shape;
-  shard.region.flat_end = tensor.numel();
-  shard.owner = owner;
-  shard.data = tensor.detach().view({-1});
-  return shard;
+  require(tensor.is_contiguous(), "a whole part needs a contiguous tensor");
+  TensorPart part;
+  part.name = std::move(name);
+  part.kind = kind;
+  part.region.global_shape = tensor.sizes().vec();
+  part.region.box_offset.assign(part.region.global_shape.size(), 0);
+  part.region.box_size = part.region.global_shape;
+  part.region.flat_end = tensor.numel();
+  part.owner = owner;
+  part.data = tensor.detach().view({-1});
+  return part;
 }
 
 std::vector<int> balanced_owners(const std::vector<std::int64_t>& bytes, int num_ranks) {
@@ -42,13 +42,13 @@ std::vector<int> balanced_owners(const std::vector<std::int64_t>& bytes, int num
   return owners;
 }
 
-void balance_owners(std::vector<TensorPart>& shards, int num_ranks) {
+void balance_owners(std::vector<TensorPart>& parts, int num_ranks) {
   std::vector<std::int64_t> bytes;
-  for (const TensorPart& shard : shards) {
-    bytes.push_back(static_cast<std::int64_t>(shard.data.nbytes()));
+  for (const TensorPart& part : parts) {
+    bytes.push_back(static_cast<std::int64_t>(part.data.nbytes()));
   }
   const std::vector<int> owners = balanced_owners(bytes, num_ranks);
-  for (std::size_t i = 0; i < shards.size(); ++i) shards[i].owner = owners[i];
+  for (std::size_t i = 0; i < parts.size(); ++i) parts[i].owner = owners[i];
 }
 
 bool TensorRegion::is_whole() const {

@@ -1,7 +1,7 @@
-// Named shards of state, of which checkpoints and replica hashes consist. A shard is a flat range
+// Named parts of state, of which checkpoints and replica hashes consist. A part is a flat range
 // inside a box of a global tensor: a whole parameter is the whole range of the whole box, a
 // tensor-parallel column slice is a box, an optimizer's slice of a bucket is a flat range. A
-// program that can name its shards can read what any other mesh wrote.
+// program that can name its parts can read what any other mesh wrote.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -15,7 +15,7 @@ namespace birkhoff {
 
 enum class StateKind { kParameter, kOptimizer, kStatistic };
 
-// The elements of a global tensor that a shard holds.
+// The elements of a global tensor that a part holds.
 struct TensorRegion {
   std::vector<std::int64_t> global_shape, box_offset, box_size;  // one entry per dimension
   std::int64_t flat_begin = 0, flat_end = 0;                     // row-major inside the box
@@ -30,29 +30,29 @@ struct TensorPart {
                      // "adamw.m/blocks.0.attention_norm.weight"
   StateKind kind = StateKind::kParameter;
   TensorRegion region;
-  int owner = 0;  // rank of the world that writes it; all ranks list all shards they hold, the
+  int owner = 0;  // rank of the world that writes it; all ranks list all parts they hold, the
                   // owner writes
   bool replicated = true;  // all ranks hold these elements; false: only this one
   at::Tensor data;  // contiguous 1-D [region.num_elements()]; a view of live state, filled in place
                     // on load
 };
 
-// A shard that is a whole tensor. `tensor` must be contiguous; data is a view of it.
+// A part that is a whole tensor. `tensor` must be contiguous; data is a view of it.
 TensorPart whole_part(std::string name, StateKind kind, const at::Tensor& tensor, int owner);
 
 // Assigns items of these sizes to `num_ranks` owners so that all have about as many bytes: the
 // largest item first, each to the rank with the fewest so far. Returns the owner of each item.
 std::vector<int> balanced_owners(const std::vector<std::int64_t>& bytes, int num_ranks);
-// Sets the owners of shards by their bytes. For state that every rank holds; all ranks must list
-// the same shards.
-void balance_owners(std::vector<TensorPart>& shards, int num_ranks);
+// Sets the owners of parts by their bytes. For state that every rank holds; all ranks must list
+// the same parts.
+void balance_owners(std::vector<TensorPart>& parts, int num_ranks);
 
 // The defect that makes a region impossible (a box that exceeds the tensor, a range that exceeds
 // the box, a size that overflows 64 bits); empty if it is valid. For regions that were read from a
 // file.
 std::string region_defect(const TensorRegion& region);
 
-// `length` elements that two regions share, consecutive in both; positions count from each shard's
+// `length` elements that two regions share, consecutive in both; positions count from each part's
 // data[0].
 struct CommonRun {
   std::int64_t begin_a = 0, begin_b = 0, length = 0;

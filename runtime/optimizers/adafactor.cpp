@@ -188,18 +188,18 @@ void Adafactor::update_on_gpu(Entry& entry, const StepScalars& scalars, double b
 }
 
 std::vector<TensorPart> Adafactor::state() {
-  std::vector<TensorPart> shards;
+  std::vector<TensorPart> parts;
   const auto add = [&](const char* prefix, const Entry& entry, const at::Tensor& tensor) {
     if (!tensor.defined()) return;
-    shards.push_back(whole_part(prefix + entry.name, StateKind::kOptimizer, tensor, entry.owner));
+    parts.push_back(whole_part(prefix + entry.name, StateKind::kOptimizer, tensor, entry.owner));
   };
   for (const Entry& entry : entries_) {
     add("adafactor.rows/", entry, entry.rows);
     add("adafactor.columns/", entry, entry.columns);
     add("adafactor.full/", entry, entry.full);
   }
-  shards.push_back(whole_part("adafactor.num_updates", StateKind::kOptimizer, num_updates_, 0));
-  return shards;
+  parts.push_back(whole_part("adafactor.num_updates", StateKind::kOptimizer, num_updates_, 0));
+  return parts;
 }
 
 }  // namespace birkhoff

@@ -111,7 +111,7 @@ void AdamW::step_on_host(const StepScalars& scalars) {
 }
 
 std::vector<TensorPart> AdamW::state() {
-  std::vector<TensorPart> shards;
+  std::vector<TensorPart> parts;
   for (std::size_t b = 0; b < moments_.size(); ++b) {
     const GradBuckets::Bucket& bucket = buckets_.buckets()[b];
     const std::int64_t slice = bucket.elements() / buckets_.group().size();
@@ -120,17 +120,17 @@ std::vector<TensorPart> AdamW::state() {
       const auto add = [&](std::int64_t begin, std::int64_t end, int owner) {
         for (const auto& [prefix, moment] :
              {std::pair("adamw.m/", &moments_[b].m), std::pair("adamw.v/", &moments_[b].v)}) {
-          TensorPart shard;
-          shard.name = prefix + slot.name;
-          shard.kind = StateKind::kOptimizer;
-          shard.region.global_shape = shard.region.box_size = slot.shape;
-          shard.region.box_offset.assign(slot.shape.size(), 0);
-          shard.region.flat_begin = begin - slot.offset;
-          shard.region.flat_end = end - slot.offset;
-          shard.owner = owner;
-          shard.replicated = !buckets_.sliced();
-          shard.data = moment->narrow(0, begin < end ? begin - owned.begin : 0, end - begin);
-          shards.push_back(std::move(shard));
+          TensorPart part;
+          part.name = prefix + slot.name;
+          part.kind = StateKind::kOptimizer;
+          part.region.global_shape = part.region.box_size = slot.shape;
+          part.region.box_offset.assign(slot.shape.size(), 0);
+          part.region.flat_begin = begin - slot.offset;
+          part.region.flat_end = end - slot.offset;
+          part.owner = owner;
+          part.replicated = !buckets_.sliced();
+          part.data = moment->narrow(0, begin < end ? begin - owned.begin : 0, end - begin);
+          parts.push_back(std::move(part));
         }
       };
       const std::int64_t first = std::max(owned.begin, slot.offset);
@@ -146,8 +146,8 @@ std::vector<TensorPart> AdamW::state() {
       if (first >= last) add(slot.offset, slot.offset, 0);
     }
   }
-  shards.push_back(whole_part("adamw.num_updates", StateKind::kOptimizer, num_updates_, 0));
-  return shards;
+  parts.push_back(whole_part("adamw.num_updates", StateKind::kOptimizer, num_updates_, 0));
+  return parts;
 }
 
 }  // namespace birkhoff

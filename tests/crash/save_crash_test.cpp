@@ -45,11 +45,11 @@ class SaveCrash : public testing::Test {
     const std::optional<CheckpointFolder> resume = run.find_resume_point();
     run_ranks(kRanks, [&](ProcessGroup& world) {
       CheckpointWriter writer(run.paths().checkpoints(), {kKeep, keep_best}, {tokenizer_}, world);
-      std::vector<TensorPart> shards = make_shards(world.rank(), kRanks, kLayout);
+      std::vector<TensorPart> parts = make_parts(world.rank(), kRanks, kLayout);
       CheckpointHeader header = make_header(0);
       header.set_run(run.id());
       const Reporter reporter;
-      RunCheckpoints checkpoints(&writer, world, header, shards, /*newest=*/std::nullopt,
+      RunCheckpoints checkpoints(&writer, world, header, parts, /*newest=*/std::nullopt,
                                  world.rank() == 0 ? &run : nullptr, reporter);
       TrainState state;
       state.step = resume ? resume->manifest.step() : 0;
@@ -58,9 +58,9 @@ class SaveCrash : public testing::Test {
         ++state.tokens;
         if (save % 3 != 0) ++state.step;
         state.held_out_loss = loss_of(state.tokens);
-        fill_shards(shards, state.tokens);
+        fill_parts(parts, state.tokens);
         checkpoints.save(state);
-        fill_shards(shards, state.tokens + 1);  // training continues while the thread writes
+        fill_parts(parts, state.tokens + 1);  // training continues while the thread writes
         checkpoints.confirm();
         checkpoints.finish();
         mark_io(state.tokens);
@@ -110,9 +110,9 @@ class SaveCrash : public testing::Test {
  private:
   static bool holds(const CheckpointFolder& checkpoint, std::int64_t version) {
     for (int rank = 0; rank < kRanks; ++rank) {
-      std::vector<TensorPart> shards = make_shards(rank, kRanks, kLayout);
-      load_checkpoint(checkpoint, shards);
-      if (!differing_tensors(shards, version).empty()) return false;
+      std::vector<TensorPart> parts = make_parts(rank, kRanks, kLayout);
+      load_checkpoint(checkpoint, parts);
+      if (!differing_tensors(parts, version).empty()) return false;
     }
     return true;
   }

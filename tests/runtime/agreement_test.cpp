@@ -23,7 +23,7 @@ struct Replica {
   at::Tensor moment = at::full({5}, 0.5, at::kDouble);
   TrainState state{20, 240, 1000, 0, false, {}};
 
-  std::vector<TensorPart> shards() {
+  std::vector<TensorPart> parts() {
     return {whole_part("layer.weight", StateKind::kParameter, weight, 0),
             whole_part("adamw.m/layer.weight", StateKind::kOptimizer, moment, 0)};
   }
@@ -39,7 +39,7 @@ std::string difference(int size, const std::function<void(int, Replica&)>& harm)
   std::vector<std::string> lines(static_cast<std::size_t>(size));
   run_ranks(size, [&](ProcessGroup& group) {
     Replica replica;
-    Agreement agreement(group, replica.shards(), fmt::format("node{}", group.rank()));
+    Agreement agreement(group, replica.parts(), fmt::format("node{}", group.rank()));
     EXPECT_EQ(agreement.find_difference(replica.state), "");
     harm(group.rank(), replica);
     lines[static_cast<std::size_t>(group.rank())] = agreement.find_difference(replica.state);
@@ -123,7 +123,7 @@ TEST(Agreement, TellsAMajorityFromADraw) {
 TEST(Agreement, OneRankAgreesWithItself) {
   const auto group = make_single_group();
   Replica replica;
-  EXPECT_EQ(Agreement(*group, replica.shards(), "here").find_difference(replica.state), "");
+  EXPECT_EQ(Agreement(*group, replica.parts(), "here").find_difference(replica.state), "");
   EXPECT_EQ(group->ring().total_operations(), 0);
 }
 

@@ -52,10 +52,10 @@ Ended train(const fs::path& folder, const configs::Config& config, int ranks,
     if (config.train().precision() == configs::Train::fp16) {
       training.state.loss_scale.value = LossScale::kInitial;
     }
-    std::vector<TensorPart> shards =
+    std::vector<TensorPart> parts =
         training_parts(training.model, *training.optimizer, world.size());
     if (resume) {
-      load_checkpoint(*resume, shards);
+      load_checkpoint(*resume, parts);
       read_state(resume->manifest, training.state);
     }
     CheckpointHeader header;
@@ -65,7 +65,7 @@ Ended train(const fs::path& folder, const configs::Config& config, int ranks,
                             {config.checkpoint().keep(), config.checkpoint().keep_best()}, {},
                             world);
     const Reporter reporter;
-    RunCheckpoints checkpoints(&writer, world, header, shards,
+    RunCheckpoints checkpoints(&writer, world, header, parts,
                                resume ? std::optional(training.state.step) : std::nullopt,
                                world.rank() == 0 ? &run : nullptr, reporter);
     checkpoints.check_space();
@@ -244,8 +244,8 @@ TEST_F(Divergence, AStateThatIsNotFiniteEndsTheRunAtItsNextSave) {
     const Ended ended = train(folder.path() / "run", config, 3, [](ToyTraining& training) {
       training.before_batch = [&training](std::int64_t step) {
         if (step != 8) return;
-        for (TensorPart& shard : training.optimizer->state()) {
-          if (shard.name == "adamw.v/unused" && shard.data.numel() > 0) shard.data.fill_(INFINITY);
+        for (TensorPart& part : training.optimizer->state()) {
+          if (part.name == "adamw.v/unused" && part.data.numel() > 0) part.data.fill_(INFINITY);
         }
       };
     });
@@ -273,15 +273,15 @@ TEST_F(Divergence, CheckpointsThatEarlierVersionsSavedOfADivergedRunArePassedOve
   const auto save = [&](std::int64_t step, int skipped, bool finite) {
     run_ranks(1, [&](ProcessGroup& world) {
       ToyTraining training(config_of(10), world, at::kFloat);
-      auto shards = training_parts(training.model, *training.optimizer, 1);
+      auto parts = training_parts(training.model, *training.optimizer, 1);
       const at::NoGradGuard no_grad;
-      if (!finite) shards[2].data.view(-1)[3].fill_(std::nan(""));
+      if (!finite) parts[2].data.view(-1)[3].fill_(std::nan(""));
       CheckpointWriter writer(RunPaths{run_}.checkpoints(), 10, {}, world);
       CheckpointHeader header;
       header.set_run(id);
       header.set_step(step);
       header.set_skipped(skipped);
-      writer.save(header, shards);
+      writer.save(header, parts);
       writer.finish();
     });
   };

@@ -55,9 +55,9 @@ TEST(Elastic, StateMovesBetweenAnyTwoNumbersOfRanks) {
           ToyTraining training(config, group, at::kFloat);
           EXPECT_NE(gathered_state(training, group), expected)
               << "a fresh one holds something else";
-          std::vector<TensorPart> shards =
+          std::vector<TensorPart> parts =
               training_parts(training.model, *training.optimizer, ranks);
-          load_checkpoint(*checkpoint, shards);
+          load_checkpoint(*checkpoint, parts);
           EXPECT_EQ(gathered_state(training, group), expected)
               << saved_ranks << " to " << ranks << " ranks, rank " << group.rank();
         });

@@ -1,4 +1,4 @@
-// Properties of gradient buckets, named shards and schedules over random shapes, sizes and ranks.
+// Properties of gradient buckets, named parts and schedules over random shapes, sizes and ranks.
 #include <ATen/ops/equal.h>
 #include <ATen/ops/full.h>
 #include <gtest/gtest.h>
@@ -168,7 +168,7 @@ RC_GTEST_PROP(TensorPartProperty, StateMovesFromAnyMeshToAnyOther, ()) {
       std::accumulate(shape.begin(), shape.end(), std::int64_t{1}, std::multiplies<>())};
   std::vector<std::int64_t> state(static_cast<std::size_t>(whole.flat_end));
   std::iota(state.begin(), state.end(), 0);
-  // From the tensor to the first mesh's shards, to the second's, and back to a tensor.
+  // From the tensor to the first mesh's parts, to the second's, and back to a tensor.
   const std::vector<TensorRegion> first = spread(shape), second = spread(shape);
   using Values = std::vector<std::int64_t>;
   const auto read = [](const std::vector<TensorRegion>& from, const std::vector<Values>& held,

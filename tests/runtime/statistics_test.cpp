@@ -123,17 +123,17 @@ std::map<std::string, std::string> train_in(const std::filesystem::path& folder,
   std::map<std::string, std::string> state;
   run_ranks(ranks, [&](ProcessGroup& group) {
     ToyTraining training(config, group, at::kFloat);
-    std::vector<TensorPart> shards =
+    std::vector<TensorPart> parts =
         training_parts(training.model, *training.optimizer, group.size());
     if (resume) {
-      load_checkpoint(*resume, shards);
+      load_checkpoint(*resume, parts);
       read_state(resume->manifest, training.state);
     }
     CheckpointHeader header = make_header(0);
     *header.mutable_config() = config;
     CheckpointWriter writer(folder, 2, {}, group);
     const Reporter reporter;
-    RunCheckpoints checkpoints(&writer, group, header, shards, std::nullopt, nullptr, reporter);
+    RunCheckpoints checkpoints(&writer, group, header, parts, std::nullopt, nullptr, reporter);
     training.checkpoints = &checkpoints;
     training.before_batch = [&](std::int64_t step) {
       if (step > killed_after && group.rank() == 0) raise(SIGKILL);
@@ -175,8 +175,8 @@ TEST(Statistics, AreInTheFilesOfTheModel) {
     writer.finish();
     // What eval and sample load.
     ToyTraining fresh(config_of(2, 0), group, at::kFloat);
-    std::vector<TensorPart> shards = model_tensors(fresh.model);
-    load_model_tensors(find_newest_checkpoint(folder, false).value(), shards);
+    std::vector<TensorPart> parts = model_tensors(fresh.model);
+    load_model_tensors(find_newest_checkpoint(folder, false).value(), parts);
     EXPECT_TRUE(at::equal(fresh.parameters(), training.parameters()));
   });
   const auto checkpoint = find_newest_checkpoint(folder, false);

@@ -27,23 +27,23 @@ namespace {
 namespace fs = std::filesystem;
 using testing::HasSubstr;
 
-// The shards that one of two ranks holds of a state with an embedding of `rows`: parameters whole,
+// The parts that one of two ranks holds of a state with an embedding of `rows`: parameters whole,
 // moments in flat ranges of equal size.
 std::vector<TensorPart> state_of(int rank, std::int64_t rows) {
   const at::Tensor embedding = at::zeros({rows, 40});
-  std::vector<TensorPart> shards = {
+  std::vector<TensorPart> parts = {
       whole_part("embedding.weight", StateKind::kParameter, embedding.clone(), 0),
       whole_part("blocks.0.half", StateKind::kParameter, at::zeros({30, 20}, at::kBFloat16), 1),
       whole_part("blocks.0.norm.weight", StateKind::kParameter, at::zeros({5}, at::kDouble), 0),
       whole_part("centroids.count", StateKind::kStatistic, at::zeros({3}, at::kLong), 1)};
   for (const char* moment : {"adamw.m/embedding.weight", "adamw.v/embedding.weight"}) {
-    TensorPart shard = whole_part(moment, StateKind::kOptimizer, embedding, rank);
-    shard.region.flat_begin = embedding.numel() * rank / 2;
-    shard.region.flat_end = embedding.numel() * (rank + 1) / 2;
-    shard.data = at::zeros({shard.region.flat_end - shard.region.flat_begin});
-    shards.push_back(shard);
+    TensorPart part = whole_part(moment, StateKind::kOptimizer, embedding, rank);
+    part.region.flat_begin = embedding.numel() * rank / 2;
+    part.region.flat_end = embedding.numel() * (rank + 1) / 2;
+    part.data = at::zeros({part.region.flat_end - part.region.flat_begin});
+    parts.push_back(part);
   }
-  return shards;
+  return parts;
 }
 
 class CheckpointCorruption : public testing::Test {
@@ -57,12 +57,12 @@ class CheckpointCorruption : public testing::Test {
             std::int64_t values_of, std::int64_t rows = kRows) const {
     run_ranks(2, [&](ProcessGroup& world) {
       CheckpointWriter writer(checkpoints, 2, {tokenizer_}, world);
-      std::vector<TensorPart> shards = state_of(world.rank(), rows);
-      fill_shards(shards, values_of);
+      std::vector<TensorPart> parts = state_of(world.rank(), rows);
+      fill_parts(parts, values_of);
       CheckpointHeader header = make_header(step);
       header.set_run(run);
       header.set_tokenizer_file("tokenizer.chars");
-      writer.save(header, shards);
+      writer.save(header, parts);
       writer.finish();
     });
   }

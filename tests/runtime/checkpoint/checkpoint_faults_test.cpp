@@ -38,13 +38,13 @@ std::string save_disturbed(const fs::path& folder, std::int64_t step, int num_ra
   std::vector<std::string> errors(static_cast<std::size_t>(num_ranks));
   run_ranks(num_ranks, [&](ProcessGroup& world) {
     CheckpointWriter writer(folder, 1, {}, world);
-    std::vector<TensorPart> shards = make_shards(world.rank(), num_ranks, Layout::kReplicated);
-    fill_shards(shards, step);
+    std::vector<TensorPart> parts = make_parts(world.rank(), num_ranks, Layout::kReplicated);
+    fill_parts(parts, step);
     world.barrier("writers are there");
     if (world.rank() == 0) disturb();
     world.barrier("faults are set");
     try {
-      writer.save(make_header(step), shards);
+      writer.save(make_header(step), parts);
       writer.finish();
     } catch (const Error& error) {
       EXPECT_EQ(error.code(), ExitCode::kStorage) << error.what();
@@ -225,12 +225,12 @@ TEST(CheckpointFaults, DISABLED_SaveUntilKilled) {
     }
     step = std::stoll(world.broadcast_bytes(std::to_string(step), 0, "step"));
     CheckpointWriter writer(folder, 2, {}, world);
-    std::vector<TensorPart> shards = make_shards(world.rank(), 2, Layout::kFlatRanges);
+    std::vector<TensorPart> parts = make_parts(world.rank(), 2, Layout::kFlatRanges);
     while (true) {
       // Every third save repeats the same step: replacing is the hardest commit.
-      fill_shards(shards, ++step);
+      fill_parts(parts, ++step);
       for (int repeat = 0; repeat < (step % 3 == 0 ? 2 : 1); ++repeat) {
-        writer.save(make_header(step), shards);
+        writer.save(make_header(step), parts);
         writer.finish();
       }
     }

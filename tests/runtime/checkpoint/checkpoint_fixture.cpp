@@ -37,20 +37,20 @@ const std::vector<TensorSpec>& specs() {
   return kSpecs;
 }
 
-TensorPart make_shard(const TensorSpec& spec, std::vector<std::int64_t> box_offset,
-                      std::vector<std::int64_t> box_size, std::int64_t begin, std::int64_t end,
-                      int owner) {
-  TensorPart shard;
-  shard.name = spec.name;
-  shard.kind = spec.kind;
-  shard.region.global_shape = spec.shape;
-  shard.region.box_offset = std::move(box_offset);
-  shard.region.box_size = std::move(box_size);
-  shard.region.flat_begin = begin;
-  shard.region.flat_end = end;
-  shard.owner = owner;
-  shard.data = at::zeros({end - begin}, spec.dtype);
-  return shard;
+TensorPart make_part(const TensorSpec& spec, std::vector<std::int64_t> box_offset,
+                     std::vector<std::int64_t> box_size, std::int64_t begin, std::int64_t end,
+                     int owner) {
+  TensorPart part;
+  part.name = spec.name;
+  part.kind = spec.kind;
+  part.region.global_shape = spec.shape;
+  part.region.box_offset = std::move(box_offset);
+  part.region.box_size = std::move(box_size);
+  part.region.flat_begin = begin;
+  part.region.flat_end = end;
+  part.owner = owner;
+  part.data = at::zeros({end - begin}, spec.dtype);
+  return part;
 }
 
 std::int64_t product(const std::vector<std::int64_t>& sizes) {
@@ -63,40 +63,39 @@ std::int64_t product(const std::vector<std::int64_t>& sizes) {
 
 // Column box of `rank`. Two ranks share a box: the even one has its first half as a flat range, the
 // odd one has the rest.
-TensorPart column_shard(const TensorSpec& spec, int rank, int num_ranks) {
+TensorPart column_part(const TensorSpec& spec, int rank, int num_ranks) {
   const std::int64_t num_boxes = (num_ranks + 1) / 2, box = rank / 2, columns = spec.shape[1];
   const std::int64_t begin = columns * box / num_boxes, end = columns * (box + 1) / num_boxes;
   const std::int64_t elements = spec.shape[0] * (end - begin);
   const bool shared = rank % 2 == 1 || rank + 1 < num_ranks;
   const std::int64_t half = elements / 2;
-  return make_shard(spec, {0, begin}, {spec.shape[0], end - begin}, rank % 2 == 1 ? half : 0,
-                    shared && rank % 2 == 0 ? half : elements, rank);
+  return make_part(spec, {0, begin}, {spec.shape[0], end - begin}, rank % 2 == 1 ? half : 0,
+                   shared && rank % 2 == 0 ? half : elements, rank);
 }
 
-// Global row-major position of each element of the shard's data.
-std::vector<std::int64_t> global_positions(const TensorPart& shard) {
+// Global row-major position of each element of the part's data.
+std::vector<std::int64_t> global_positions(const TensorPart& part) {
   std::vector<std::int64_t> positions;
-  for (std::int64_t flat = shard.region.flat_begin; flat < shard.region.flat_end; ++flat) {
+  for (std::int64_t flat = part.region.flat_begin; flat < part.region.flat_end; ++flat) {
     std::int64_t rest = flat, position = 0, stride = 1;
-    for (std::size_t d = shard.region.global_shape.size(); d-- > 0;) {
-      position += (shard.region.box_offset[d] + rest % shard.region.box_size[d]) * stride;
-      rest /= shard.region.box_size[d];
-      stride *= shard.region.global_shape[d];
+    for (std::size_t d = part.region.global_shape.size(); d-- > 0;) {
+      position += (part.region.box_offset[d] + rest % part.region.box_size[d]) * stride;
+      rest /= part.region.box_size[d];
+      stride *= part.region.global_shape[d];
     }
     positions.push_back(position);
   }
   return positions;
 }
 
-// Data for fill_shards(). Small integers differ too little, so hashes fill all bits of an element
+// Data for fill_parts(). Small integers differ too little, so hashes fill all bits of an element
 // except the exponent's highest: saved values are finite.
-at::Tensor expected_data(const TensorPart& shard, std::int64_t step) {
-  at::Tensor data = at::zeros({shard.data.numel()}, shard.data.scalar_type());
+at::Tensor expected_data(const TensorPart& part, std::int64_t step) {
+  at::Tensor data = at::zeros({part.data.numel()}, part.data.scalar_type());
   auto* bytes = static_cast<char*>(data.data_ptr());
   const auto size = static_cast<std::size_t>(data.element_size());
-  const std::uint64_t seed =
-      std::hash<std::string>()(shard.name) + static_cast<std::uint64_t>(step);
-  for (const std::int64_t position : global_positions(shard)) {
+  const std::uint64_t seed = std::hash<std::string>()(part.name) + static_cast<std::uint64_t>(step);
+  for (const std::int64_t position : global_positions(part)) {
     std::uint64_t bits = (seed + static_cast<std::uint64_t>(position)) * 0x9e3779b97f4a7c15u;
     bits ^= bits >> 29;
     if (data.is_floating_point()) bits &= ~(std::uint64_t{1} << (8 * size - 2));
@@ -108,40 +107,40 @@ at::Tensor expected_data(const TensorPart& shard, std::int64_t step) {
 
 }  // namespace
 
-std::vector<TensorPart> make_shards(int rank, int num_ranks, Layout layout) {
-  std::vector<TensorPart> shards;
+std::vector<TensorPart> make_parts(int rank, int num_ranks, Layout layout) {
+  std::vector<TensorPart> parts;
   for (const TensorSpec& spec : specs()) {
     const std::vector<std::int64_t> zeros(spec.shape.size(), 0);
     const std::int64_t elements = product(spec.shape);
     if (layout == Layout::kFlatRanges && spec.kind != StateKind::kParameter) {
-      shards.push_back(make_shard(spec, zeros, spec.shape, elements * rank / num_ranks,
-                                  elements * (rank + 1) / num_ranks, rank));
+      parts.push_back(make_part(spec, zeros, spec.shape, elements * rank / num_ranks,
+                                elements * (rank + 1) / num_ranks, rank));
     } else if (layout == Layout::kColumns && spec.shape.size() == 2 && elements > 0) {
-      shards.push_back(column_shard(spec, rank, num_ranks));
+      parts.push_back(column_part(spec, rank, num_ranks));
     } else {
-      shards.push_back(make_shard(spec, zeros, spec.shape, 0, elements, 0));
+      parts.push_back(make_part(spec, zeros, spec.shape, 0, elements, 0));
     }
   }
   if (layout == Layout::kReplicated) {
-    balance_owners(shards, num_ranks);
+    balance_owners(parts, num_ranks);
   }
-  return shards;
+  return parts;
 }
 
-void fill_shards(std::vector<TensorPart>& shards, std::int64_t step) {
-  for (TensorPart& shard : shards) {
-    shard.data.copy_(expected_data(shard, step));
+void fill_parts(std::vector<TensorPart>& parts, std::int64_t step) {
+  for (TensorPart& part : parts) {
+    part.data.copy_(expected_data(part, step));
   }
 }
 
-std::vector<std::string> differing_tensors(const std::vector<TensorPart>& shards,
+std::vector<std::string> differing_tensors(const std::vector<TensorPart>& parts,
                                            std::int64_t step) {
   std::set<std::string> names;
-  for (const TensorPart& shard : shards) {
-    const at::Tensor expected = expected_data(shard, step);
-    if (shard.data.nbytes() > 0 &&
-        std::memcmp(shard.data.data_ptr(), expected.data_ptr(), expected.nbytes()) != 0) {
-      names.insert(shard.name);
+  for (const TensorPart& part : parts) {
+    const at::Tensor expected = expected_data(part, step);
+    if (part.data.nbytes() > 0 &&
+        std::memcmp(part.data.data_ptr(), expected.data_ptr(), expected.nbytes()) != 0) {
+      names.insert(part.name);
     }
   }
   return {names.begin(), names.end()};
@@ -162,10 +161,10 @@ void save_step(const std::filesystem::path& folder, std::int64_t step, int num_r
                int keep) {
   run_ranks(num_ranks, [&](ProcessGroup& world) {
     CheckpointWriter writer(folder, keep, {}, world);
-    std::vector<TensorPart> shards = make_shards(world.rank(), num_ranks, layout);
-    fill_shards(shards, step);
-    writer.save(make_header(step), shards);
-    fill_shards(shards, step + 1);  // training continues while the thread writes
+    std::vector<TensorPart> parts = make_parts(world.rank(), num_ranks, layout);
+    fill_parts(parts, step);
+    writer.save(make_header(step), parts);
+    fill_parts(parts, step + 1);  // training continues while the thread writes
     const auto committed = writer.finish();
     if (!committed ||
         committed->filename() !=
@@ -180,9 +179,9 @@ void expect_holds_step(const CheckpointFolder& checkpoint, std::int64_t step, in
                        Layout layout) {
   EXPECT_EQ(checkpoint.manifest.step(), step);
   for (int rank = 0; rank < num_ranks; ++rank) {
-    std::vector<TensorPart> shards = make_shards(rank, num_ranks, layout);
-    load_checkpoint(checkpoint, shards);
-    EXPECT_EQ(differing_tensors(shards, step), std::vector<std::string>());
+    std::vector<TensorPart> parts = make_parts(rank, num_ranks, layout);
+    load_checkpoint(checkpoint, parts);
+    EXPECT_EQ(differing_tensors(parts, step), std::vector<std::string>());
   }
 }
 

@@ -48,13 +48,12 @@ enum class Layout {
 };
 inline constexpr Layout kLayouts[] = {Layout::kReplicated, Layout::kFlatRanges, Layout::kColumns};
 
-// The shards of one rank, with their own data, all elements zero.
-std::vector<TensorPart> make_shards(int rank, int num_ranks, Layout layout);
-// Gives each element of the shards the value for its (name, global position, step).
-void fill_shards(std::vector<TensorPart>& shards, std::int64_t step);
-// The names of tensors in which some bit differs from fill_shards().
-std::vector<std::string> differing_tensors(const std::vector<TensorPart>& shards,
-                                           std::int64_t step);
+// The parts of one rank, with their own data, all elements zero.
+std::vector<TensorPart> make_parts(int rank, int num_ranks, Layout layout);
+// Gives each element of the parts the value for its (name, global position, step).
+void fill_parts(std::vector<TensorPart>& parts, std::int64_t step);
+// The names of tensors in which some bit differs from fill_parts().
+std::vector<std::string> differing_tensors(const std::vector<TensorPart>& parts, std::int64_t step);
 
 // Header of a checkpoint of `step`.
 CheckpointHeader make_header(std::int64_t step);

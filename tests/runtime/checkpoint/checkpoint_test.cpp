@@ -79,7 +79,7 @@ TEST(Checkpoint, TheBestOfEachEvaluationIsKept) {
       evaluate.set_split(each.split);
       evaluate.set_sequences(each.sequences);
       header.set_held_out_loss(each.loss);
-      writer.save(header, make_shards(0, 1, Layout::kReplicated));
+      writer.save(header, make_parts(0, 1, Layout::kReplicated));
       writer.finish();
     }
   });
@@ -99,7 +99,7 @@ TEST(Checkpoint, HeaderComesBackAsItWas) {
   header.mutable_config()->mutable_data()->set_corpus("a \"quoted\" \xc3\xa9 name");
   run_ranks(1, [&](ProcessGroup& world) {
     CheckpointWriter writer(folder, 2, {}, world);
-    writer.save(header, make_shards(0, 1, Layout::kReplicated));
+    writer.save(header, make_parts(0, 1, Layout::kReplicated));
     writer.finish();
   });
   configs::CheckpointManifest manifest = find_newest_checkpoint(folder, false)->manifest;
@@ -133,7 +133,7 @@ TEST(Checkpoint, ExtraFilesAreCopiedAndVerified) {
   write_bytes(other.path() / "tokenizer.model", "words");
   run_ranks(1, [&](ProcessGroup& world) {
     CheckpointWriter writer(folder, 2, {other.path() / "tokenizer.model"}, world);
-    writer.save(make_header(1), make_shards(0, 1, Layout::kReplicated));
+    writer.save(make_header(1), make_parts(0, 1, Layout::kReplicated));
     writer.finish();
   });
   const fs::path copy = folder.path() / "step-00000001" / "tokenizer.model";
@@ -150,9 +150,9 @@ TEST(Checkpoint, PollCommitsWithoutBlockingAndReportsOnce) {
     const std::int64_t before = world.ring().total_operations();
     EXPECT_FALSE(writer.poll());
     EXPECT_EQ(world.ring().total_operations(), before);  // nothing runs: no communication
-    std::vector<TensorPart> shards = make_shards(world.rank(), 3, Layout::kFlatRanges);
-    fill_shards(shards, 5);
-    writer.save(make_header(5), shards);
+    std::vector<TensorPart> parts = make_parts(world.rank(), 3, Layout::kFlatRanges);
+    fill_parts(parts, 5);
+    writer.save(make_header(5), parts);
     int reported = 0;
     // Every rank sees the commit in the same call, so all leave the loop together.
     while (reported == 0) {
@@ -168,10 +168,10 @@ TEST(Checkpoint, SaveFinishesTheOneBefore) {
   const TestFolder folder;
   run_ranks(2, [&](ProcessGroup& world) {
     CheckpointWriter writer(folder, 5, {}, world);
-    std::vector<TensorPart> shards = make_shards(world.rank(), 2, Layout::kColumns);
+    std::vector<TensorPart> parts = make_parts(world.rank(), 2, Layout::kColumns);
     for (std::int64_t step = 1; step <= 3; ++step) {
-      fill_shards(shards, step);
-      writer.save(make_header(step), shards);
+      fill_parts(parts, step);
+      writer.save(make_header(step), parts);
     }
     writer.finish();
   });
@@ -230,15 +230,15 @@ TEST(Checkpoint, ALostRunsSaveDoesNotTouchThatOfTheNewHolder) {
     return header;
   };
   run_ranks(1, [&](ProcessGroup& world) {
-    std::vector<TensorPart> shards = make_shards(0, 1, Layout::kReplicated);
-    fill_shards(shards, 4);
+    std::vector<TensorPart> parts = make_parts(0, 1, Layout::kReplicated);
+    fill_parts(parts, 4);
     std::unique_ptr<CheckpointWriter> new_writer;
     CheckpointWriter old_writer(folder, 2, {}, world, [&] {
       if (new_writer != nullptr) throw FolderLost("lost");
       new_writer = std::make_unique<CheckpointWriter>(folder, 2, std::vector<fs::path>(), world);
-      new_writer->save(header_of(2), shards);
+      new_writer->save(header_of(2), parts);
     });
-    old_writer.save(header_of(1), shards);
+    old_writer.save(header_of(1), parts);
     EXPECT_THROW(old_writer.finish(), FolderLost);
     ASSERT_NE(new_writer, nullptr);
     new_writer->finish();
@@ -253,7 +253,7 @@ TEST(Checkpoint, DestructorAbandonsAnUnfinishedSave) {
   save_step(folder, 1);
   run_ranks(2, [&](ProcessGroup& world) {
     CheckpointWriter writer(folder, 2, {}, world);
-    writer.save(make_header(2), make_shards(world.rank(), 2, Layout::kReplicated));
+    writer.save(make_header(2), make_parts(world.rank(), 2, Layout::kReplicated));
   });
   expect_holds_step(*find_newest_checkpoint(folder, true), 1);
 }
@@ -326,38 +326,38 @@ TEST(Checkpoint, MisfitsAreRefusedByName) {
   const CheckpointFolder checkpoint = *find_newest_checkpoint(folder, false);
   const auto load = [&](const std::function<void(std::vector<TensorPart>&)>& change,
                         void (*loader)(const CheckpointFolder&, std::vector<TensorPart>&)) {
-    std::vector<TensorPart> shards = make_shards(0, 1, Layout::kReplicated);
-    change(shards);
-    loader(checkpoint, shards);
+    std::vector<TensorPart> parts = make_parts(0, 1, Layout::kReplicated);
+    change(parts);
+    loader(checkpoint, parts);
   };
   expect_error(ExitCode::kCheckpoint, {"'head.weight' is missing"}, [&] {
     load(
-        [](auto& shards) {
-          shards.push_back(whole_part("head.weight", StateKind::kParameter, at::zeros({2}), 0));
+        [](auto& parts) {
+          parts.push_back(whole_part("head.weight", StateKind::kParameter, at::zeros({2}), 0));
         },
         load_checkpoint);
   });
-  const auto drop_last = [](auto& shards) { shards.pop_back(); };
+  const auto drop_last = [](auto& parts) { parts.pop_back(); };
   expect_error(ExitCode::kCheckpoint, {"'centroids.count' is in the checkpoint but not"},
                [&] { load(drop_last, load_checkpoint); });
   load(drop_last, load_model_tensors);
   expect_error(ExitCode::kCheckpoint, {"'embedding.weight'", "[7, 6]", "[6, 7]"}, [&] {
     load(
-        [](auto& shards) {
-          shards[0] = whole_part("embedding.weight", StateKind::kParameter, at::zeros({6, 7}), 0);
+        [](auto& parts) {
+          parts[0] = whole_part("embedding.weight", StateKind::kParameter, at::zeros({6, 7}), 0);
         },
         load_checkpoint);
   });
   expect_error(ExitCode::kCheckpoint, {"'embedding.weight'", "F32", "F64"}, [&] {
     load(
-        [](auto& shards) {
-          shards[0] = whole_part("embedding.weight", StateKind::kParameter,
-                                 at::zeros({7, 6}, at::kDouble), 0);
+        [](auto& parts) {
+          parts[0] = whole_part("embedding.weight", StateKind::kParameter,
+                                at::zeros({7, 6}, at::kDouble), 0);
         },
         load_model_tensors);
   });
   expect_error(ExitCode::kCheckpoint, {"'embedding.weight'", "parameter", "optimizer"}, [&] {
-    load([](auto& shards) { shards[0].kind = StateKind::kOptimizer; }, load_checkpoint);
+    load([](auto& parts) { parts[0].kind = StateKind::kOptimizer; }, load_checkpoint);
   });
 }
 
@@ -369,9 +369,9 @@ TEST(Checkpoint, LoadingChecksEveryTensorItReads) {
   std::string bytes = read_bytes(file);
   bytes[bytes.size() - 1] = static_cast<char>(bytes.back() ^ 0x40);
   write_bytes(file, bytes);
-  std::vector<TensorPart> shards = make_shards(0, 1, Layout::kReplicated);
+  std::vector<TensorPart> parts = make_parts(0, 1, Layout::kReplicated);
   expect_error(ExitCode::kCheckpoint, {file.string(), "CRC32C"},
-               [&] { load_checkpoint(checkpoint, shards); });
+               [&] { load_checkpoint(checkpoint, parts); });
 }
 
 TEST(Checkpoint, StatesThatCannotBeLoadedAreNotCommitted) {
@@ -384,16 +384,16 @@ TEST(Checkpoint, StatesThatCannotBeLoadedAreNotCommitted) {
         ExitCode::kInternal, {"adamw.m/x", hole ? "hold 2 of 4" : "overlap", "rank 0"}, [&] {
           run_ranks(2, [&](ProcessGroup& world) {
             CheckpointWriter writer(folder, 2, {}, world);
-            TensorPart shard =
+            TensorPart part =
                 whole_part("adamw.m/x", StateKind::kOptimizer, at::zeros({4}), world.rank());
             if (hole && world.rank() == 0) {
-              shard.region.flat_end = 2;
-              shard.data = shard.data.narrow(0, 0, 2);
+              part.region.flat_end = 2;
+              part.data = part.data.narrow(0, 0, 2);
             } else if (hole) {
-              shard.region.flat_end = 0;
-              shard.data = shard.data.narrow(0, 0, 0);
+              part.region.flat_end = 0;
+              part.data = part.data.narrow(0, 0, 0);
             }
-            writer.save(make_header(2), {shard});
+            writer.save(make_header(2), {part});
             writer.finish();
           });
         });

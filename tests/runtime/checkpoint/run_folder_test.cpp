@@ -44,7 +44,7 @@ void save_for(const RunFolder& run, const std::string& id, std::int64_t step) {
     CheckpointWriter writer(run.paths().checkpoints(), 2, {}, world);
     CheckpointHeader header = make_header(step);
     header.set_run(id);
-    writer.save(header, make_shards(0, 1, Layout::kReplicated));
+    writer.save(header, make_parts(0, 1, Layout::kReplicated));
     writer.finish();
   });
 }
@@ -133,7 +133,7 @@ TEST(RunFolder, KnowsOfACheckpointThatALaterSaveCommits) {
       CheckpointHeader header = make_header(0);
       header.set_run(run.id());
       const Reporter reporter;
-      RunCheckpoints checkpoints(&writer, world, header, make_shards(0, 1, Layout::kReplicated),
+      RunCheckpoints checkpoints(&writer, world, header, make_parts(0, 1, Layout::kReplicated),
                                  /*newest=*/std::nullopt, &run, reporter);
       TrainState state;
       testing::internal::CaptureStderr();

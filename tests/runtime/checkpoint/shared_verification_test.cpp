@@ -122,15 +122,15 @@ TEST_F(SharedVerificationTest, AMissingFileIsNamed) {
 TEST(SharedVerification, AValueThatIsNotFiniteIsFoundInAnyShare) {
   const TestFolder folder;
   run_ranks(kSavingRanks, [&](ProcessGroup& world) {
-    std::vector<TensorPart> shards = make_shards(world.rank(), kSavingRanks, Layout::kFlatRanges);
-    fill_shards(shards, 7);
-    for (TensorPart& shard : shards) {
-      if (shard.kind == StateKind::kOptimizer && shard.data.is_floating_point()) {
-        shard.data.fill_(std::numeric_limits<double>::infinity());
+    std::vector<TensorPart> parts = make_parts(world.rank(), kSavingRanks, Layout::kFlatRanges);
+    fill_parts(parts, 7);
+    for (TensorPart& part : parts) {
+      if (part.kind == StateKind::kOptimizer && part.data.is_floating_point()) {
+        part.data.fill_(std::numeric_limits<double>::infinity());
       }
     }
     CheckpointWriter writer(folder, 2, {}, world);
-    writer.save(make_header(7), shards);
+    writer.save(make_header(7), parts);
     writer.finish();
   });
   const CheckpointFolder checkpoint = *find_newest_checkpoint(folder, false);

@@ -1,4 +1,4 @@
-// Intersections of shards against brute force over every element.
+// Intersections of parts against brute force over every element.
 #include "runtime/checkpoint/tensor_part.h"
 
 #include <ATen/ops/zeros.h>
@@ -12,7 +12,7 @@ namespace {
 
 using Sizes = std::vector<std::int64_t>;
 
-// Position in the shard's data of each global element (row-major in the global tensor) that it
+// Position in the part's data of each global element (row-major in the global tensor) that it
 // holds.
 std::map<std::int64_t, std::int64_t> elements_of(const TensorRegion& region) {
   std::map<std::int64_t, std::int64_t> elements;
@@ -132,24 +132,24 @@ TEST(TensorPart, DefectsAreNamed) {
   EXPECT_EQ(region_defect({{0, 3}, {0, 0}, {0, 3}, 0, 0}), "");  // a tensor without elements
 }
 
-TEST(TensorPart, WholeShardIsAViewOfTheTensor) {
+TEST(TensorPart, WholePartIsAViewOfTheTensor) {
   const at::Tensor tensor = at::zeros({2, 3});
-  const TensorPart shard = whole_part("x", StateKind::kStatistic, tensor, 1);
-  EXPECT_TRUE(shard.region.is_whole());
-  shard.data.fill_(4);
+  const TensorPart part = whole_part("x", StateKind::kStatistic, tensor, 1);
+  EXPECT_TRUE(part.region.is_whole());
+  part.data.fill_(4);
   EXPECT_EQ(tensor.sum().item<float>(), 24);
-  EXPECT_EQ(shard.data.dim(), 1);
+  EXPECT_EQ(part.data.dim(), 1);
 }
 
 TEST(TensorPart, OwnersAreBalancedByBytes) {
-  std::vector<TensorPart> shards;
+  std::vector<TensorPart> parts;
   for (const std::int64_t size : {10, 70, 20, 40, 30, 0}) {
-    shards.push_back(whole_part("x", StateKind::kParameter, at::zeros({size}), 0));
+    parts.push_back(whole_part("x", StateKind::kParameter, at::zeros({size}), 0));
   }
-  balance_owners(shards, 2);
+  balance_owners(parts, 2);
   std::vector<std::int64_t> load(2, 0);
-  for (const TensorPart& shard : shards) {
-    load[static_cast<std::size_t>(shard.owner)] += shard.data.numel();
+  for (const TensorPart& part : parts) {
+    load[static_cast<std::size_t>(part.owner)] += part.data.numel();
   }
   EXPECT_EQ(load, (std::vector<std::int64_t>{90, 80}));
 }

@@ -12,7 +12,7 @@
 
 namespace birkhoff::test {
 
-// Parameters and optimizer state as bytes by name, however they are cut into shards and whichever
+// Parameters and optimizer state as bytes by name, however they are cut into parts and whichever
 // ranks hold those. Collective over the training's group.
 inline std::map<std::string, std::string> gathered_state(ToyTraining& training,
                                                          ProcessGroup& group) {
@@ -21,11 +21,10 @@ inline std::map<std::string, std::string> gathered_state(ToyTraining& training,
     text.append(reinterpret_cast<const char*>(&size), sizeof(size)).append(bytes);
   };
   std::string mine;
-  for (const TensorPart& shard :
-       training_parts(training.model, *training.optimizer, group.size())) {
-    append(mine, shard.name);
-    append(mine, std::to_string(shard.region.flat_begin));
-    append(mine, {static_cast<const char*>(shard.data.const_data_ptr()), shard.data.nbytes()});
+  for (const TensorPart& part : training_parts(training.model, *training.optimizer, group.size())) {
+    append(mine, part.name);
+    append(mine, std::to_string(part.region.flat_begin));
+    append(mine, {static_cast<const char*>(part.data.const_data_ptr()), part.data.nbytes()});
   }
   std::map<std::string, std::map<std::int64_t, std::string>> parts;
   for (const std::string& text : group.all_gather_bytes(mine, "state")) {

@@ -230,7 +230,7 @@ INSTANTIATE_TEST_SUITE_P(All, EveryOptimizer, testing::Values("adamw", "adafacto
 std::vector<at::Tensor> snapshot(const Parameters& parameters, Optimizer& optimizer) {
   std::vector<at::Tensor> all;
   for (const auto& parameter : parameters.list()) all.push_back(parameter.value.detach().clone());
-  for (const auto& shard : optimizer.state()) all.push_back(shard.data.clone());
+  for (const auto& part : optimizer.state()) all.push_back(part.data.clone());
   return all;
 }
 
@@ -259,23 +259,23 @@ TEST_P(EveryOptimizer, StateCoversEveryElementOnceAndResumesExactly) {
         set_gradients(parameters, t);
         optimizer->step(scalars_of(rate_at(t), kScale));
       }
-      // Shards of a name tile it without gaps, and each owner is a rank of the group.
+      // Parts of a name tile it without gaps, and each owner is a rank of the group.
       std::map<std::string, std::int64_t> covered;
-      auto shards = optimizer->state(), others = other->state();
-      ASSERT_EQ(shards.size(), others.size());
-      for (std::size_t i = 0; i < shards.size(); ++i) {
-        const TensorPart& shard = shards[i];
-        EXPECT_EQ(shard.region.flat_begin, covered[shard.name]) << shard.name;
-        EXPECT_EQ(shard.data.numel(), shard.region.flat_end - shard.region.flat_begin);
-        EXPECT_TRUE(shard.data.is_contiguous());
-        EXPECT_GE(shard.owner, 0);
-        EXPECT_LT(shard.owner, size);
-        covered[shard.name] = shard.region.flat_end;
-        others[i].data.copy_(shard.data);  // what loading a checkpoint does
+      auto parts = optimizer->state(), others = other->state();
+      ASSERT_EQ(parts.size(), others.size());
+      for (std::size_t i = 0; i < parts.size(); ++i) {
+        const TensorPart& part = parts[i];
+        EXPECT_EQ(part.region.flat_begin, covered[part.name]) << part.name;
+        EXPECT_EQ(part.data.numel(), part.region.flat_end - part.region.flat_begin);
+        EXPECT_TRUE(part.data.is_contiguous());
+        EXPECT_GE(part.owner, 0);
+        EXPECT_LT(part.owner, size);
+        covered[part.name] = part.region.flat_end;
+        others[i].data.copy_(part.data);  // what loading a checkpoint does
       }
-      for (const TensorPart& shard : shards) {
-        EXPECT_EQ(covered[shard.name], c10::multiply_integers(shard.region.global_shape))
-            << shard.name;
+      for (const TensorPart& part : parts) {
+        EXPECT_EQ(covered[part.name], c10::multiply_integers(part.region.global_shape))
+            << part.name;
       }
       for (std::size_t p = 0; p < copy.list().size(); ++p) {
         copy.list()[p].value.detach().copy_(parameters.list()[p].value.detach());

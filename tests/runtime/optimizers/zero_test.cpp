@@ -21,7 +21,7 @@ using test::ToyTraining;
 
 std::size_t optimizer_bytes(ToyTraining& training) {
   std::size_t bytes = 0;
-  for (const TensorPart& shard : training.optimizer->state()) bytes += shard.data.nbytes();
+  for (const TensorPart& part : training.optimizer->state()) bytes += part.data.nbytes();
   return bytes;
 }
 
@@ -70,8 +70,8 @@ TEST(Zero, ARankKeepsOneSliceOfEachBucket) {
     EXPECT_EQ(slices.item<std::int64_t>(), optimizer_bytes(plain) - count);
     // Every rank names every tensor, so that a surplus one in a checkpoint is noticed.
     std::set<std::string> plain_names, names;
-    for (const TensorPart& shard : plain.optimizer->state()) plain_names.insert(shard.name);
-    for (const TensorPart& shard : zero.optimizer->state()) names.insert(shard.name);
+    for (const TensorPart& part : plain.optimizer->state()) plain_names.insert(part.name);
+    for (const TensorPart& part : zero.optimizer->state()) names.insert(part.name);
     EXPECT_EQ(names, plain_names);
   });
 }
