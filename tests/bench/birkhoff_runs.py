@@ -27,9 +27,9 @@ def clean_environment(threads=None):
     return environment
 
 
-def birkhoff(*arguments, threads=None, check=True):
+def birkhoff(*arguments, threads=None, check=True, program=BIRKHOFF):
     """Runs one command of the program; returns its standard output."""
-    done = subprocess.run([BIRKHOFF, *map(str, arguments)],
+    done = subprocess.run([program, *map(str, arguments)],
                           capture_output=True,
                           text=True,
                           env=clean_environment(threads))
@@ -113,10 +113,10 @@ def random_text(symbols, separator, count):
     return separator.join([*symbols, *draw.choices(symbols, k=count - len(symbols))])
 
 
-def random_corpus(words=None):
+def random_corpus(words=None, tree=ROOT):
     """A corpus of random tokens, made only if it is missing: of `words` different words, or of
-    letters. Its text is in the same folder."""
-    folder = WORK / f"random_{words or 'letters'}"
+    letters, prepared by the program of `tree`. Its text is in the same folder."""
+    folder = WORK / f"random_{words or 'letters'}{'' if tree == ROOT else '_' + tree.name}"
     if not (folder / "corpus/manifest.json").exists():
         folder.mkdir(parents=True, exist_ok=True)
         text = random_text([f"w{i}" for i in range(words - 1)], " ",
@@ -124,7 +124,8 @@ def random_corpus(words=None):
         (folder / "text.txt").write_text(text)
         kind = ["words", "--vocab-size", words] if words else ["chars"]
         birkhoff("prepare", "--out", folder / "corpus", "--tokenizer", *kind, "--valid", 0.01,
-                 folder / "text.txt")
+                 folder / "text.txt",
+                 program=BIRKHOFF if tree == ROOT else tree / "build/cpu/birkhoff")
     return folder / "corpus"
 
 

@@ -105,7 +105,7 @@ def main():
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     sha, base = runs.build_commit(a.base, "birkhoff", "attention_bench")
     runs.build(runs.ROOT, "birkhoff", "attention_bench")
-    corpus = runs.random_corpus()
+    corpus = runs.random_corpus(tree=base)  # newer programs read it, too
     measures = [kernel_times] if a.only != "step" else []
     if a.only != "kernel":
         measures.append(lambda tree: step_times(tree, corpus))

@@ -32,6 +32,9 @@ constexpr int kMaxHalfSteps = 999;
 struct SinkformerShape : HeadShape {
   int half_steps = 1;  // odd, at most kMaxHalfSteps
   BalanceGradient gradient = BalanceGradient::kUnrolled;
+  // Weights of a head stay in scratch if they take at most this many bytes, about a thread's share of the
+  // outer caches; otherwise each pass computes them again.
+  std::size_t max_cached_bytes = std::size_t{16} << 20;
 };
 
 // Writes `out` and gradients of the rows that exist.

@@ -1,9 +1,7 @@
-// The passes of cpu_sinkformer.h, compiled once for each instruction set. Row steps and column
-// steps are the same functions with the two sides exchanged.
+// The gradients of cpu_sinkformer.h, compiled once for each instruction set.
 #pragma once
 
-#include "attention/kernels/sinkformer/cpu_sinkformer.h"
-#include "attention/kernels/tile_attention/cpu_head_body.h"
+#include "attention/kernels/sinkformer/cpu_balance_body.h"
 
 namespace birkhoff {
 namespace {
@@ -22,12 +20,15 @@ struct Term {
 };
 
 template <typename T>
-class SinkformerPasses : public HeadTiles<T> {
+class SinkformerPasses : public SinkformerBalance<T> {
  public:
-  using Tiles = HeadTiles<T>;
-  using Tiles::a_t_, Tiles::q_, Tiles::k_, Tiles::v_, Tiles::d_out_, Tiles::d_k_, Tiles::d_v_;
-  using Tiles::kInfinity, Tiles::kN, Tiles::columns, Tiles::row;
-  using typename Tiles::S;
+  using Balance = SinkformerBalance<T>;
+  using Balance::a_t_, Balance::q_, Balance::k_, Balance::v_, Balance::d_out_, Balance::d_k_,
+      Balance::d_v_, Balance::acc_, Balance::s_t_;
+  using Balance::caches_, Balance::matrix_, Balance::row_work_, Balance::shape_, Balance::head_;
+  using Balance::keys, Balance::queries, Balance::rows_at, Balance::columns_at;
+  using Balance::kInfinity, Balance::kN, Balance::row;
+  using typename Balance::S;
 
   static std::size_t scratch_bytes(const SinkformerShape& shape) {
     ScratchLayout layout;
@@ -38,30 +39,20 @@ class SinkformerPasses : public HeadTiles<T> {
 
   SinkformerPasses(const SinkformerShape& shape, const SinkformerHead<T>& head,
                    ScratchLayout& memory)
-      : Tiles(shape, head, memory), shape_(shape), head_(head) {
-    const int L = whole_tiles(shape.max_queries), K = whole_tiles(shape.max_keys);
+      : Balance(shape, head, memory) {
+    const auto num_rows = static_cast<std::size_t>(whole_tiles(shape.max_queries)),
+               num_columns = static_cast<std::size_t>(whole_tiles(shape.max_keys));
     const auto take = [&](std::size_t count) { return memory.take<S>(count); };
-    for (S** x : {&other_a_t_, &acc_}) *x = take(this->size_of(kTile));
-    for (S** x : {&s_t_, &g_t_}) *x = take(kTile * kTile);
-    const auto rows = static_cast<std::size_t>(L), keys = static_cast<std::size_t>(K);
-    const std::size_t pairs = static_cast<std::size_t>(shape.half_steps) / 2 + 1;
-    for (S** x : {&delta_, &row_work_}) *x = take(rows);
-    for (S** x : {&x_, &residual_, &direction_, &image_, &mass_}) *x = take(keys);
-    row_coefficients_ = take(rows * pairs);
-    column_coefficients_ = take(keys * pairs);
-    lane_sums_ = take(keys * kN);
-  }
-
-  void forward() {
-    this->load_rows();
-    const S log_mass = __builtin_log(static_cast<S>(head_.num_queries) / head_.num_keys);
-    const S* g = nullptr;
-    for (int t = 1; t < shape_.half_steps; t += 2) {
-      half_step(queries(), keys(), g, 0, rows_at(t));
-      half_step(keys(), queries(), rows_at(t), log_mass, columns_at(t + 1));
-      g = columns_at(t + 1);
-    }
-    attend(g, rows_at(shape_.half_steps));
+    const auto half_steps = static_cast<std::size_t>(shape.half_steps);
+    other_a_t_ = take(this->size_of(kTile));
+    g_t_ = take(kTile * kTile);
+    delta_ = take(num_rows);
+    factored_ = take(num_rows > num_columns ? num_rows : num_columns);
+    for (S** x : {&x_, &residual_, &direction_, &image_, &mass_}) *x = take(num_columns);
+    row_coefficients_ = take(num_rows * (half_steps / 2 + 1));
+    column_coefficients_ = take(num_columns * (half_steps / 2 + 1));
+    row_factors_ = take(num_rows * (half_steps - 1));
+    column_factors_ = take(num_columns * (half_steps - 1));
   }
 
   void backward() {
@@ -71,6 +62,7 @@ class SinkformerPasses : public HeadTiles<T> {
       delta_[i] = dot_product(d_out_ + row(i), head_.exact_out + std::ptrdiff_t{i} * this->head_dim,
                               this->head_dim);
     }
+    near_ = potentials_are_near();
     int num_terms = 0;
     if (shape_.half_steps > 1 && shape_.gradient != BalanceGradient::kTruncated) {
       num_terms = shape_.gradient == BalanceGradient::kUnrolled ? unroll() : solve();
@@ -79,107 +71,23 @@ class SinkformerPasses : public HeadTiles<T> {
   }
 
  private:
-  Side<S> queries() const { return {q_, head_.num_queries}; }
-  Side<S> keys() const { return {k_, head_.num_keys}; }
-  // f^t and g^t.
-  S* rows_at(int t) const {
-    return head_.row_potentials + std::ptrdiff_t{t / 2} * shape_.max_queries;
-  }
-  S* columns_at(int t) const {
-    return t == 0 ? nullptr : head_.column_potentials + std::ptrdiff_t{t / 2 - 1} * shape_.max_keys;
-  }
-
-  // Turns s_t into exp(s_t + potential - max) and adds these to sum. Rows that fill a panel become
-  // 0. If max grows, the factor of what was summed before is stored.
-  void exponentials(int count, int lanes, const S* potential, S* max, S* sum, S* factor) const {
-    const int padded = round_up(count, kPanel);
-    for (int i = 0; i < lanes; i += kN) {
-      const Vector<S> old_max = load(max + i);
-      Vector<S> top = old_max;
-      for (int j = 0; j < count; ++j) {
-        const Vector<S> s = load(s_t_ + j * kTile + i) + at_or_zero(potential, j);
-        store(s_t_ + j * kTile + i, s);
-        top = s > top ? s : top;
+  // Whether no potential is far from its side's last one.
+  bool potentials_are_near() const {
+    const S *f = rows_at(shape_.half_steps), *g = columns_at(shape_.half_steps - 1);
+    for (int t = 1; t <= shape_.half_steps; t += 2) {
+      for (int i = 0; i < head_.num_queries; ++i) {
+        if (!this->is_small(rows_at(t)[i] - f[i])) return false;
       }
-      for (int j = count; j < padded; ++j) store(s_t_ + j * kTile + i, Vector<S>{} - kInfinity);
-      Vector<S> total{};
-      for (int j = 0; j < padded; j += kPanel) {
-        for (int n = j; n < j + kPanel; ++n) {
-          const Vector<S> p = exp<S>(load(s_t_ + n * kTile + i) - top);
-          store(s_t_ + n * kTile + i, p);
-          total += p;
-        }
+      for (int j = 0; j < head_.num_keys; ++j) {
+        if (!this->is_small(at_or_zero(columns_at(t - 1), j) - at_or_zero(g, j))) return false;
       }
-      const Vector<S> scaled = exp<S>(old_max - top);
-      store(factor + i, scaled);
-      store(sum + i, load(sum + i) * scaled + total);
-      store(max + i, top);
     }
-  }
-
-  static void start(S* max, S* sum) {
-    for (int i = 0; i < kTile; ++i) {
-      max[i] = -kInfinity;
-      sum[i] = 0;
-    }
-  }
-
-  // of_a_i = log_mass - log sum_j exp(a_i . b_j + of_b_j).
-  void half_step(const Side<S>& a, const Side<S>& b, const S* of_b, S log_mass, S* of_a) const {
-    this->for_tiles(a, [&](int first_a, int count_a, int lanes) {
-      S max[kTile], sum[kTile], factor[kTile];
-      start(max, sum);
-      for (int first = 0; first < b.count; first += kTile) {
-        const int count = min_of(kTile, b.count - first);
-        this->multiply(a_t_, lanes, b.rows + row(first), count, s_t_);
-        exponentials(count, lanes, of_b == nullptr ? nullptr : of_b + first, max, sum, factor);
-      }
-      for (int i = 0; i < count_a; ++i) {
-        of_a[first_a + i] = log_mass - (max[i] + static_cast<S>(__builtin_log(sum[i])));
-      }
-    });
-  }
-
-  // The last half-step f and out.
-  void attend(const S* g, S* f) {
-    this->for_tiles(queries(), [&](int first_query, int num_queries, int lanes) {
-      S max[kTile], sum[kTile], factor[kTile];
-      start(max, sum);
-      for (int first = 0; first < keys().count; first += kTile) {
-        const int count = min_of(kTile, keys().count - first);
-        this->multiply(a_t_, lanes, k_ + row(first), count, s_t_);
-        exponentials(count, lanes, g == nullptr ? nullptr : g + first, max, sum, factor);
-        if (const Bit<S>* kept = this->draw(first_query, lanes, first, count)) {
-          for (int j = 0; j < count; ++j) {
-            for (int i = 0; i < lanes; i += kN) {
-              S* p = s_t_ + j * kTile + i;
-              store(p, keep<S>(load(p), kept, j, i));
-            }
-          }
-        }
-        for (int i = 0; first > 0 && i < num_queries; ++i) {
-          if (factor[i] == 1) continue;
-          for (int d = 0; d < columns; ++d) acc_[row(i) + d] *= factor[i];
-        }
-        this->add_to_queries(s_t_, num_queries, count, v_ + row(first), first > 0, acc_);
-      }
-      for (int i = 0; i < num_queries; ++i) {
-        f[first_query + i] = -(max[i] + static_cast<S>(__builtin_log(sum[i])));
-        const S scale = this->kept_scale() / sum[i];
-        T* out = head_.out.data + (first_query + i) * head_.out.stride;
-        S* exact = head_.exact_out;
-        if (exact != nullptr) exact += std::ptrdiff_t{first_query + i} * this->head_dim;
-        for (int d = 0; d < this->head_dim; ++d) {
-          const S x = acc_[row(i) + d] * scale;
-          out[d] = from_sum<T>(x);
-          if (exact != nullptr) exact[d] = x;
-        }
-      }
-    });
+    return true;
   }
 
   // y_i = sum_j exp(a_i . b_j + of_a_i + of_b_j) x_j.
   void apply(const Side<S>& a, const Side<S>& b, const Potentials<S>& of, const S* x, S* y) const {
+    if (is_cached_) return apply_in_cache(a, b, of, x, y);
     this->for_tiles(a, [&](int first_a, int count_a, int lanes) {
       S sum[kTile] = {}, of_a[kTile] = {};
       for (int i = 0; i < count_a; ++i) of_a[i] = at_or_zero(of.of_a, first_a + i);
@@ -200,10 +108,26 @@ class SinkformerPasses : public HeadTiles<T> {
     });
   }
 
-  // d_g = sum_i P_ij (G_ij - delta_i), of the last column step.
-  void gradient_of_columns(S* d_g) const {
+  void apply_in_cache(const Side<S>& a, const Side<S>& b, const Potentials<S>& of, const S* x,
+                      S* y) const {
+    const bool rows = a.rows == q_;
     const S *f = rows_at(shape_.half_steps), *g = columns_at(shape_.half_steps - 1);
-    for (int x = 0; x < head_.num_keys * kN; ++x) lane_sums_[x] = 0;
+    const S *last_a = rows ? f : g, *last_b = rows ? g : f;
+    for (int j = 0; j < b.count; ++j) {
+      factored_[j] = x[j] * static_cast<S>(__builtin_exp(at_or_zero(of.of_b, j) - last_b[j]));
+    }
+    for (int j = b.count; j < whole_tiles(b.count); ++j) factored_[j] = 0;
+    rows ? matrix_.times(factored_, y) : matrix_.transposed_times(factored_, y);
+    for (int i = 0; i < a.count; ++i) {
+      y[i] *= static_cast<S>(__builtin_exp(at_or_zero(of.of_a, i) - last_a[i]));
+    }
+  }
+
+  // d_g = sum_i P_ij (G_ij - delta_i), of the last column step. Caches P if it fits.
+  void gradient_of_columns(S* d_g) {
+    const S *f = rows_at(shape_.half_steps), *g = columns_at(shape_.half_steps - 1);
+    const bool caches = caches_ && near_;
+    matrix_.clear_lanes();
     this->for_tiles(queries(), [&](int first_query, int num_queries, int lanes) {
       this->transpose_tile(d_out_ + row(first_query), other_a_t_);
       S of_query[kTile], delta[kTile];
@@ -214,24 +138,23 @@ class SinkformerPasses : public HeadTiles<T> {
         this->multiply(other_a_t_, lanes, v_ + row(first), count, g_t_);
         const Bit<S>* kept = this->draw(first_query, lanes, first, count);
         const Vector<S> kept_by = Vector<S>{} + this->kept_scale();
+        S* p_t = caches ? matrix_.tile(first_query, first) : s_t_;
         for (int j = 0; j < count; ++j) {
-          S* to = lane_sums_ + std::ptrdiff_t{first + j} * kN;
-          Vector<S> total = load(to);
+          Vector<S> total{};
           for (int i = 0; i < lanes; i += kN) {
             const Vector<S> s = load(s_t_ + j * kTile + i);
             const Vector<S> p = exp<S>(s + (load(of_query + i) + g[first + j]));
             const Vector<S> d_p = load(g_t_ + j * kTile + i) * keep<S>(kept_by, kept, j, i);
             total += p * (d_p - load(delta + i));
+            store(p_t + j * kTile + i, p);
           }
-          store(to, total);
+          for (int i = lanes; i < kTile; i += kN) store(p_t + j * kTile + i, Vector<S>{});
+          matrix_.add_to_lanes(first + j, total);
         }
       }
     });
-    for (int j = 0; j < head_.num_keys; ++j) {
-      S sum = 0;
-      for (int lane = 0; lane < kN; ++lane) sum += lane_sums_[std::ptrdiff_t{j} * kN + lane];
-      d_g[j] = sum;
-    }
+    matrix_.add_lanes(d_g);
+    is_cached_ = caches;
   }
 
   // Of a tile of queries: potentials, -infinity past the end so that p is 0 there, and delta.
@@ -283,9 +206,9 @@ class SinkformerPasses : public HeadTiles<T> {
     constexpr double kTolerance = sizeof(S) == 8 ? 1e-14 : 1e-7;  // of the residual's norm
     const int m = head_.num_keys;
     const Potentials<S> of{rows_at(shape_.half_steps), columns_at(shape_.half_steps - 1)};
+    gradient_of_columns(residual_);
     for (int i = 0; i < head_.num_queries; ++i) row_work_[i] = 1;
     apply(keys(), queries(), {of.of_b, of.of_a}, row_work_, mass_);
-    gradient_of_columns(residual_);
     for (int j = 0; j < m; ++j) {
       x_[j] = 0;
       direction_[j] = residual_[j];
@@ -319,35 +242,31 @@ class SinkformerPasses : public HeadTiles<T> {
     const S *f = rows_at(shape_.half_steps), *g = columns_at(shape_.half_steps - 1);
     const Bit<S>* kept = this->draw(first_query, lanes, first_key, num_keys);
     const Vector<S> kept_by = Vector<S>{} + this->kept_scale();
+    const S* cached = is_cached_ ? matrix_.tile(first_query, first_key) : nullptr;
     S of_query[kTile], delta[kTile];
     read_queries(first_query, num_queries, f, of_query, delta);
     for (int i = 0; i < lanes; i += kN) {
       const Vector<S> own = load(of_query + i), delta_i = load(delta + i);
-      const bool whole = i + kN <= num_queries;
       for (int j = 0; j < num_keys; ++j) {
         S *s_ij = s_t_ + j * kTile + i, *g_ij = g_t_ + j * kTile + i;
-        const Vector<S> s = load(s_ij);
-        const Vector<S> p = exp<S>(s + (own + at_or_zero(g, first_key + j)));
+        const Vector<S> p = cached != nullptr
+                                ? load(cached + j * kTile + i)
+                                : exp<S>(load(s_ij) + (own + at_or_zero(g, first_key + j)));
         const Vector<S> factor = keep<S>(kept_by, kept, j, i);
-        Vector<S> d_s = p * (load(g_ij) * factor - delta_i);
-        for (int t = 0; t < num_terms; ++t) {
-          const Term<S>& term = terms_[t];
-          Vector<S> potential, coefficient;
-          if (whole) {
-            potential = load(term.row_potential + first_query + i);
-          } else {
-            potential = Vector<S>{} - kInfinity;
-            for (int n = 0; i + n < num_queries; ++n) {
-              potential[n] = term.row_potential[first_query + i + n];
-            }
+        Vector<S> d_s;
+        if (near_) {
+          Vector<S> mean = delta_i;
+          for (int t = 0; t < num_terms; ++t) {
+            multiply_add<S>(load(row_factors(t) + first_query + i),
+                            column_factors(t)[first_key + j], mean);
           }
-          if (term.of_query) {
-            coefficient = load(term.coefficient + first_query + i);
-          } else {
-            coefficient = Vector<S>{} + term.coefficient[first_key + j];
+          d_s = p * (load(g_ij) * factor - mean);
+        } else {
+          d_s = p * (load(g_ij) * factor - delta_i);
+          for (int t = 0; t < num_terms; ++t) {
+            d_s -=
+                far_weight(terms_[t], load(s_ij), first_query + i, num_queries - i, first_key + j);
           }
-          d_s -= exp<S>(s + (potential + at_or_zero(term.column_potential, first_key + j))) *
-                 coefficient;
         }
         store(s_ij, p * factor);
         store(g_ij, d_s);
@@ -355,15 +274,57 @@ class SinkformerPasses : public HeadTiles<T> {
     }
   }
 
+  // W of a term from scores of `count` queries, times its coefficients.
+  Vector<S> far_weight(const Term<S>& term, Vector<S> s, int query, int count, int key) const {
+    Vector<S> potential, coefficient;
+    if (count >= kN) {
+      potential = load(term.row_potential + query);
+    } else {
+      potential = Vector<S>{} - kInfinity;
+      for (int n = 0; n < count; ++n) potential[n] = term.row_potential[query + n];
+    }
+    if (term.of_query) {
+      coefficient = load(term.coefficient + query);
+    } else {
+      coefficient = Vector<S>{} + term.coefficient[key];
+    }
+    return exp<S>(s + (potential + at_or_zero(term.column_potential, key))) * coefficient;
+  }
+
+  // W of term t times its coefficients is P times these factors of its rows and columns.
+  S* row_factors(int t) const {
+    return row_factors_ + std::ptrdiff_t{t} * whole_tiles(shape_.max_queries);
+  }
+  S* column_factors(int t) const {
+    return column_factors_ + std::ptrdiff_t{t} * whole_tiles(shape_.max_keys);
+  }
+  void find_factors(int num_terms) const {
+    const S *f = rows_at(shape_.half_steps), *g = columns_at(shape_.half_steps - 1);
+    for (int t = 0; t < num_terms; ++t) {
+      const Term<S>& term = terms_[t];
+      S *of_row = row_factors(t), *of_column = column_factors(t);
+      for (int i = 0; i < head_.num_queries; ++i) {
+        of_row[i] = static_cast<S>(__builtin_exp(term.row_potential[i] - f[i]));
+        if (term.of_query) of_row[i] *= term.coefficient[i];
+      }
+      for (int i = head_.num_queries; i < whole_tiles(head_.num_queries); ++i) of_row[i] = 0;
+      for (int j = 0; j < head_.num_keys; ++j) {
+        of_column[j] = static_cast<S>(__builtin_exp(at_or_zero(term.column_potential, j) - g[j]));
+        if (!term.of_query) of_column[j] *= term.coefficient[j];
+      }
+    }
+  }
+
   // The gradients of q, k and v.
   void finish(int num_terms) {
+    if (near_) find_factors(num_terms);
     this->for_tiles(queries(), [&](int first_query, int num_queries, int lanes) {
       const S *q = q_ + row(first_query), *d_out = d_out_ + row(first_query);
       this->transpose_tile(d_out, other_a_t_);
       for (int first = 0; first < head_.num_keys; first += kTile) {
         const int count = min_of(kTile, head_.num_keys - first);
         const std::ptrdiff_t at = row(first);
-        this->multiply(a_t_, lanes, k_ + at, count, s_t_);
+        if (!is_cached_) this->multiply(a_t_, lanes, k_ + at, count, s_t_);
         this->multiply(other_a_t_, lanes, v_ + at, count, g_t_);
         tile_gradients(first_query, num_queries, lanes, first, count, num_terms);
         this->add_to_keys(s_t_, count, d_out, num_queries, d_v_ + at);
@@ -375,12 +336,13 @@ class SinkformerPasses : public HeadTiles<T> {
     this->write_key_gradients();
   }
 
-  const SinkformerShape& shape_;
-  const SinkformerHead<T>& head_;
-  S *other_a_t_, *acc_, *s_t_, *g_t_;
-  S *delta_, *row_coefficients_, *row_work_, *column_coefficients_;
+  bool near_ = false;       // potentials_are_near()
+  bool is_cached_ = false;  // matrix_ is P
+  S *other_a_t_, *g_t_;
+  S *delta_, *factored_;
+  S *row_coefficients_, *column_coefficients_;
+  S *row_factors_, *column_factors_;
   S *x_, *residual_, *direction_, *image_, *mass_;  // of solve()
-  S* lane_sums_;
   Term<S> terms_[kMaxHalfSteps];
 };
 
