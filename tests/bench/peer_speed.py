@@ -1,8 +1,9 @@
-"""What sinkhorn_speed.py and routing_speed.py share: training-step tokens/s of our program and of a
-public PyTorch language model of the same size, interleaved in one run. The peer runs with PyTorch's
-defaults and with what a user of PyTorch can switch on: oneDNN, the matrix-product library that our
-program chooses by itself if it is faster (PyTorch uses it only if products may be rounded to bf16),
-with two threads and with one; with --precision bf16 also autocast.
+"""What sinkhorn_speed.py, routing_speed.py and normalizer_speed.py share: training-step tokens/s of
+our program and of a public PyTorch language model of the same size, interleaved in one run. The
+peer runs with PyTorch's defaults and with what a user of PyTorch can switch on: oneDNN, the
+matrix-product library that our program chooses by itself if it is faster (PyTorch uses it only if
+products may be rounded to bf16), with two threads and with one; with --precision bf16 also
+autocast.
 """
 
 import argparse
