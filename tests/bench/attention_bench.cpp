@@ -5,8 +5,11 @@
 // Usage: attention_bench paths [B H T D b threads rounds], by default 4 4 1024 32 64 1 15
 //        attention_bench sweep [shapes threads rounds], by default 40 1 15: random shapes, and the
 //        lowest ratio of the reference's time to ours.
+//        attention_bench balance [matrices iterations threads rounds], by default 64 5 1 15: the
+//        balance of whole matrices, next to the four lines of eager fp32 operations.
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
+#include <ATen/core/grad_mode.h>
 #include <c10/core/CPUAllocator.h>
 #include <c10/core/impl/alloc_cpu.h>
 #include <fmt/core.h>
@@ -25,6 +28,7 @@
 
 #include "attention/kernels/block_attention/block_attention.h"
 #include "attention/kernels/block_mix/block_mix.h"
+#include "attention/kernels/sinkhorn/sinkhorn.h"
 #include "cluster/base/cpu.h"
 #include "cluster/base/instruction_set.h"
 
@@ -94,7 +98,9 @@ struct Measured {
 };
 
 // Medians over rounds in which each candidate has one turn.
-std::vector<Measured> measure(const std::vector<Candidate>& candidates, std::int64_t rounds) {
+enum class Pass { kForward, kForwardBackward };
+std::vector<Measured> measure(const std::vector<Candidate>& candidates, std::int64_t rounds,
+                              Pass pass = Pass::kForwardBackward) {
   constexpr int kWarmUp = 3;
   std::vector<std::vector<double>> times(candidates.size());
   std::vector<Measured> result(candidates.size());
@@ -106,7 +112,10 @@ std::vector<Measured> measure(const std::vector<Candidate>& candidates, std::int
       const std::size_t live_before = allocator().live();
       allocator().take_peak();
       const double start = seconds();
-      {
+      if (pass == Pass::kForward) {
+        const at::NoGradGuard no_grad;
+        candidates[c].out();
+      } else {
         torch::autograd::grad({candidates[c].out()}, candidates[c].leaves, {d_out[c]}, false, false,
                               true);
       }
@@ -271,13 +280,39 @@ void compare(const Size& s) {
   for (const BlockCase& block_case : kBlockCases) compare_dropout(block_case, s);
 }
 
+at::Tensor eager_balance(const at::Tensor& scores, std::int64_t iterations) {
+  at::Tensor p = (scores - scores.amax({-2, -1}, /*keepdim=*/true)).exp();
+  for (std::int64_t i = 0; i < iterations; ++i) {
+    p = p / p.sum({-2}, /*keepdim=*/true);
+    p = p / p.sum({-1}, /*keepdim=*/true);
+  }
+  return p;
+}
+
+void compare_balances(std::int64_t matrices, std::int64_t iterations, std::int64_t rounds) {
+  fmt::print("balance of {} matrices, {} iterations, fp32, {} thread(s), {}\n\n", matrices,
+             iterations, at::get_num_threads(), name_of(instruction_set()));
+  fmt::print("{:>4} {:>12} {:>10} {:>22} {:>10}\n", "N", "forward, us", "x eager",
+             "forward + backward, us", "x eager");
+  for (const std::int64_t N : {4, 8, 16, 32, 64, 128, 256}) {
+    const at::Tensor scores = at::randn({matrices, N, N}).set_requires_grad(true);
+    const std::vector<Candidate> candidates{
+        {"ours", [&] { return balance(scores, iterations, Path::kFused); }, {scores}},
+        {"eager", [&] { return eager_balance(scores, iterations); }, {scores}}};
+    const auto forward = measure(candidates, rounds, Pass::kForward),
+               both = measure(candidates, rounds);
+    fmt::print("{:>4} {:>12.1f} {:>10.2f} {:>22.1f} {:>10.2f}\n", N, 1e3 * forward[0].ms,
+               forward[1].ms / forward[0].ms, 1e3 * both[0].ms, both[1].ms / both[0].ms);
+  }
+}
+
 }  // namespace
 }  // namespace birkhoff
 
 int main(int argc, char** argv) {
   const std::string_view mode = argc > 1 ? argv[1] : "";
-  if (mode != "paths" && mode != "sweep") {
-    fmt::print(stderr, "usage: attention_bench paths|sweep ...; see attention_bench.cpp\n");
+  if (mode != "paths" && mode != "sweep" && mode != "balance") {
+    fmt::print(stderr, "usage: attention_bench paths|sweep|balance ...; see attention_bench.cpp\n");
     return 2;
   }
   const auto argument = [&](int i, std::int64_t otherwise) {
@@ -287,6 +322,11 @@ int main(int argc, char** argv) {
   if (mode == "sweep") {
     birkhoff::compute_on_cpu(static_cast<int>(argument(2, 1)));
     birkhoff::sweep(argument(1, 40), argument(3, 15));
+    return 0;
+  }
+  if (mode == "balance") {
+    birkhoff::compute_on_cpu(static_cast<int>(argument(3, 1)));
+    birkhoff::compare_balances(argument(1, 64), argument(2, 5), argument(4, 15));
     return 0;
   }
   birkhoff::Size size;

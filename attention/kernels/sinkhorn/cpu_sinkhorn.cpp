@@ -27,12 +27,34 @@ namespace {
   for (std::int64_t i = 0; i < n; ++i) y[i] += factor * x[i];
 }
 
-// y = factors^T M for M [n, m] whose rows are `stride` apart.
+// y = factors^T M for kVectors vectors of columns of M [n, ..] whose rows are `stride` apart. The
+// sums stay in registers.
+using Vector4 [[gnu::vector_size(32)]] = double;
+template <int kVectors>
+[[gnu::always_inline]] inline void multiply_columns(const double* factors, const double* matrix,
+                                                    std::int64_t stride, std::int64_t n,
+                                                    double* y) {
+  Vector4 sum[kVectors] = {};
+  for (std::int64_t i = 0; i < n; ++i) {
+    for (int v = 0; v < kVectors; ++v) {
+      Vector4 x;
+      __builtin_memcpy(&x, matrix + i * stride + 4 * v, sizeof(x));
+      sum[v] += factors[i] * x;
+    }
+  }
+  __builtin_memcpy(y, sum, sizeof(sum));
+}
+// The same for all m columns.
 [[gnu::always_inline]] inline void multiply(const double* factors, const double* matrix,
                                             std::int64_t stride, std::int64_t n, std::int64_t m,
                                             double* y) {
-  std::fill_n(y, m, 0.0);
-  for (std::int64_t i = 0; i < n; ++i) add_scaled(factors[i], matrix + i * stride, y, m);
+  std::int64_t c = 0;
+  for (; c + 32 <= m; c += 32) multiply_columns<8>(factors, matrix + c, stride, n, y + c);
+  for (; c + 4 <= m; c += 4) multiply_columns<1>(factors, matrix + c, stride, n, y + c);
+  std::fill(y + c, y + m, 0.0);
+  for (std::int64_t i = 0; i < n; ++i) {
+    add_scaled(factors[i], matrix + i * stride + c, y + c, m - c);
+  }
 }
 
 // Sets x to 1 / x where x > 0. Returns false if some x > 0 is out of range.
@@ -51,27 +73,52 @@ struct Exponentials {
   std::vector<double> e, transposed;
   bool in_range = true;
 
-  Exponentials(const double* scores, std::int64_t num_rows, std::int64_t num_columns)
+  template <typename T>
+  [[gnu::always_inline]] inline Exponentials(const T* scores, std::int64_t num_rows,
+                                             std::int64_t num_columns)
       : rows(num_rows),
         columns(num_columns),
-        e(scores, scores + rows * columns),
+        e(static_cast<std::size_t>(rows * columns)),
         transposed(static_cast<std::size_t>(rows * columns)) {
     constexpr double kBarred = -std::numeric_limits<double>::infinity();
-    const double largest = e.empty() ? kBarred : *std::max_element(e.begin(), e.end());
-    const double shift = largest == kBarred ? 0 : largest;
-    for (double& x : e) {
-      x -= shift;
-      if (x != kBarred && !(std::abs(x) <= BalanceRange::kSpread)) in_range = false;
+    const std::int64_t size = rows * columns;
+    double largest = kBarred;
+#pragma omp simd reduction(max : largest)
+    for (std::int64_t i = 0; i < size; ++i) {
+      largest = scores[i] > largest ? static_cast<double>(scores[i]) : largest;
     }
+    const double shift = largest == kBarred ? 0 : largest;
+    int num_bad = 0;
+#pragma omp simd reduction(+ : num_bad)
+    for (std::int64_t i = 0; i < size; ++i) {
+      const double x = static_cast<double>(scores[i]) - shift;
+      num_bad += static_cast<int>(x != kBarred) & static_cast<int>(!(std::abs(x) <= kSpread));
+      e[static_cast<std::size_t>(i)] = x;
+    }
+    in_range = num_bad == 0;
     if (!in_range) return;
     tile_kernels<double>().exp(e.data(), e.data(), e.size());
-    for (std::int64_t r = 0; r < rows; ++r) {
+    // Eight rows at a time, so that both sides use whole cache lines.
+    constexpr std::int64_t kTogether = 8;
+    std::int64_t r = 0;
+    for (; r + kTogether <= rows; r += kTogether) {
+      for (std::int64_t c = 0; c < columns; ++c) {
+        for (std::int64_t n = 0; n < kTogether; ++n) {
+          transposed[static_cast<std::size_t>(c * rows + r + n)] =
+              e[static_cast<std::size_t>((r + n) * columns + c)];
+        }
+      }
+    }
+    for (; r < rows; ++r) {
       for (std::int64_t c = 0; c < columns; ++c) {
         transposed[static_cast<std::size_t>(c * rows + r)] =
             e[static_cast<std::size_t>(r * columns + c)];
       }
     }
   }
+
+ private:
+  static constexpr double kSpread = BalanceRange::kSpread;
 };
 
 // The scalings of one problem: of all iterations when gradients are needed, otherwise of the last
@@ -104,33 +151,51 @@ struct Scalings {
   }
 };
 
+template <typename T>
 [[gnu::always_inline]] inline void write_p(const Exponentials& exps, const Scalings& s,
-                                           std::int64_t R, std::int64_t C, double* p) {
+                                           std::int64_t R, std::int64_t C, T* p) {
   const double* a = s.a.data() + s.kept * R;
   const double* b = s.b.data() + (s.kept - 1) * C;
   for (std::int64_t r = 0; r < R; ++r) {
     const double* e = exps.e.data() + r * exps.columns;
-    double* row = p + r * exps.columns;
-    for (std::int64_t c = 0; c < C; ++c) row[c] = a[r] * (e[c] * b[c]);
+    T* row = p + r * exps.columns;
+    for (std::int64_t c = 0; c < C; ++c) row[c] = static_cast<T>(a[r] * (e[c] * b[c]));
   }
 }
 
-// Adds dLoss/dS to d_scores, given d_p = dLoss/dP.
-[[gnu::always_inline]] inline void add_gradient(const Exponentials& exps, const Scalings& s,
-                                                std::int64_t R, std::int64_t C, const double* d_p,
-                                                double* d_scores) {
+// Writes dLoss/dS, given d_p = dLoss/dP.
+template <typename T>
+[[gnu::always_inline]] inline void write_gradient(const Exponentials& exps, const Scalings& s,
+                                                  std::int64_t R, std::int64_t C, const T* d_p,
+                                                  T* d_scores) {
   const std::int64_t stride = exps.columns;
   std::vector<double> d_f(static_cast<std::size_t>(R)), x(d_f), d_g(static_cast<std::size_t>(C)),
-      y(d_g), sum(d_g), flow(static_cast<std::size_t>(R * C));
+      y(d_g), sum(d_g), flow(static_cast<std::size_t>(R * C)), direct(flow);
   const double* a = s.a.data() + s.iterations * R;
   const double* b = s.b.data() + (s.iterations - 1) * C;
   for (std::int64_t r = 0; r < R; ++r) {
     const double* e = exps.e.data() + r * stride;
     for (std::int64_t c = 0; c < C; ++c) {
-      const double d = a[r] * (e[c] * b[c]) * d_p[r * stride + c];
-      d_scores[r * stride + c] += d;
-      d_f[static_cast<std::size_t>(r)] += d;
+      const double d = a[r] * (e[c] * b[c]) * static_cast<double>(d_p[r * stride + c]);
+      direct[static_cast<std::size_t>(r * C + c)] = d;
       d_g[static_cast<std::size_t>(c)] += d;
+    }
+  }
+  // Sums of rows, several at a time: each addition waits for the one before it.
+  constexpr std::int64_t kTogether = 8;
+  std::int64_t first = 0;
+  for (; first + kTogether <= R; first += kTogether) {
+    double total[kTogether] = {};
+    for (std::int64_t c = 0; c < C; ++c) {
+      for (std::int64_t n = 0; n < kTogether; ++n) {
+        total[n] += direct[static_cast<std::size_t>((first + n) * C + c)];
+      }
+    }
+    std::copy_n(total, kTogether, d_f.begin() + first);
+  }
+  for (std::int64_t r = first; r < R; ++r) {
+    for (std::int64_t c = 0; c < C; ++c) {
+      d_f[static_cast<std::size_t>(r)] += direct[static_cast<std::size_t>(r * C + c)];
     }
   }
   // Each step's share of d_scores is E times an outer product; `flow` is the sum of those products.
@@ -151,24 +216,29 @@ struct Scalings {
   }
   for (std::int64_t r = 0; r < R; ++r) {
     const double* e = exps.e.data() + r * stride;
-    for (std::int64_t c = 0; c < C; ++c) d_scores[r * stride + c] -= e[c] * flow[r * C + c];
+    const double *d = direct.data() + r * C, *outer = flow.data() + r * C;
+    for (std::int64_t c = 0; c < C; ++c) {
+      d_scores[r * stride + c] = static_cast<T>(d[c] - e[c] * outer[c]);
+    }
   }
 }
 
 // The arrays of one call; null where the pass does not use them.
+template <typename T>
 struct Call {
-  const double* scores;
+  const T* scores;
   std::int64_t rows, columns, iterations;
-  double* p;
+  T* p;
   bool* solved;
-  const double* d_p;
-  double* d_scores;
+  const T* d_p;
+  T* d_scores;
 };
 
 struct WholeMatrix {
-  [[gnu::always_inline]] static inline void run(const Call& call, std::int64_t index) {
+  template <typename T>
+  [[gnu::always_inline]] static inline void run(const Call<T>& call, std::int64_t index) {
     const std::int64_t R = call.rows, C = call.columns, offset = index * R * C;
-    const double* scores = call.scores + offset;
+    const T* scores = call.scores + offset;
     const Exponentials exps(scores, R, C);
     Scalings scalings(call.iterations, /*keeps_all=*/call.d_scores != nullptr, R, C);
     const bool solved = scalings.solve(exps, R, C);
@@ -176,7 +246,7 @@ struct WholeMatrix {
       call.solved[index] = solved;
       if (solved) write_p(exps, scalings, R, C, call.p + offset);
     } else if (solved) {
-      add_gradient(exps, scalings, R, C, call.d_p + offset, call.d_scores + offset);
+      write_gradient(exps, scalings, R, C, call.d_p + offset, call.d_scores + offset);
     }
   }
 };
@@ -207,13 +277,14 @@ struct Cumulative {
 
   // Fills row u of E, with each column shifted by its first finite score. Returns false if a score
   // is out of range.
-  [[gnu::always_inline]] static inline bool fill_row(const double* scores, std::int64_t u,
+  template <typename T>
+  [[gnu::always_inline]] static inline bool fill_row(const T* scores, std::int64_t u,
                                                      std::vector<double>& shift, Rows& rows) {
     constexpr double kBarred = -std::numeric_limits<double>::infinity();
     int num_bad = 0;
     double* e = rows.e.data() + u * rows.N;
     for (std::int64_t v = 0; v < u; ++v) {
-      const double s = scores[u * rows.N + v];
+      const double s = static_cast<double>(scores[u * rows.N + v]);
       if (shift[static_cast<std::size_t>(v)] == kBarred) shift[static_cast<std::size_t>(v)] = s;
       e[v] = s == kBarred ? kBarred : s - shift[static_cast<std::size_t>(v)];
       num_bad += s != kBarred && !(std::abs(e[v]) <= BalanceRange::kSpread);
@@ -224,7 +295,8 @@ struct Cumulative {
 
   // Returns the first row that leaves the number range, or N if none does. No row depends on later
   // rows.
-  [[gnu::always_inline]] static inline std::int64_t solve(const double* scores, Rows& rows) {
+  template <typename T>
+  [[gnu::always_inline]] static inline std::int64_t solve(const T* scores, Rows& rows) {
     const std::int64_t N = rows.N;
     std::vector<double> shift(static_cast<std::size_t>(N),
                               -std::numeric_limits<double>::infinity());
@@ -254,19 +326,22 @@ struct Cumulative {
     return end;
   }
 
-  [[gnu::always_inline]] static inline void write(Rows& rows, std::int64_t end_row, double* p) {
+  template <typename T>
+  [[gnu::always_inline]] static inline void write(Rows& rows, std::int64_t end_row, T* p) {
     const std::int64_t N = rows.N;
     for (std::int64_t u = 0; u < end_row; ++u) {
       const double a = rows.scaling(rows.iterations, u);
       const double *e = rows.e.data() + u * N, *c = rows.sums(rows.iterations - 1, u);
-      for (std::int64_t v = 0; v < u; ++v) p[u * N + v] = c[v] > 0 ? a * (e[v] / c[v]) : 0;
+      for (std::int64_t v = 0; v < u; ++v)
+        p[u * N + v] = static_cast<T>(c[v] > 0 ? a * (e[v] / c[v]) : 0);
     }
   }
 
   // Runs from row end_row - 1 up to row 1. r[i] is the gradient that the column sums of this row
   // and of later rows have received: all of these sums include this row.
+  template <typename T>
   [[gnu::always_inline]] static inline void add_gradient(Rows& rows, std::int64_t end_row,
-                                                         const double* d_p, double* d_scores) {
+                                                         const T* d_p, T* d_scores) {
     const std::int64_t N = rows.N, I = rows.iterations;
     std::vector<double> r(static_cast<std::size_t>(I * N)), d_e(static_cast<std::size_t>(N)),
         d_b(static_cast<std::size_t>(N));
@@ -279,7 +354,7 @@ struct Cumulative {
       double d_a = 0;
 #pragma omp simd reduction(+ : d_a)
       for (std::int64_t v = 0; v < u; ++v) {
-        const double b = c_last[v] > 0 ? 1 / c_last[v] : 0, d = d_p[u * N + v];
+        const double b = c_last[v] > 0 ? 1 / c_last[v] : 0, d = static_cast<double>(d_p[u * N + v]);
         d_a += e[v] * b * d;
         d_e[v] = a_last * b * d;
         d_b[v] = a_last * e[v] * d;
@@ -299,11 +374,12 @@ struct Cumulative {
           d_b[v] = 0;
         }
       }
-      for (std::int64_t v = 0; v < u; ++v) d_scores[u * N + v] += e[v] * d_e[v];
+      for (std::int64_t v = 0; v < u; ++v) d_scores[u * N + v] = static_cast<T>(e[v] * d_e[v]);
     }
   }
 
-  [[gnu::always_inline]] static inline void run(const Call& call, std::int64_t index) {
+  template <typename T>
+  [[gnu::always_inline]] static inline void run(const Call<T>& call, std::int64_t index) {
     const std::int64_t N = call.rows, offset = index * N * N;
     Rows rows(N, call.iterations, /*keeps_all=*/call.d_scores != nullptr);
     const std::int64_t end_row = solve(call.scores + offset, rows);
@@ -317,17 +393,18 @@ struct Cumulative {
 };
 
 // The same code, compiled for each instruction set.
-template <typename Work>
-void run_portable(const Call& call, std::int64_t index) {
+template <typename Work, typename T>
+void run_portable(const Call<T>& call, std::int64_t index) {
   Work::run(call, index);
 }
 #if defined(__x86_64__)
-template <typename Work>
-[[gnu::target("avx2,fma")]] void run_avx2(const Call& call, std::int64_t index) {
+template <typename Work, typename T>
+[[gnu::target("avx2,fma")]] void run_avx2(const Call<T>& call, std::int64_t index) {
   Work::run(call, index);
 }
-template <typename Work>
-[[gnu::target("avx512f,avx512dq,avx512vl")]] void run_avx512(const Call& call, std::int64_t index) {
+template <typename Work, typename T>
+[[gnu::target("avx512f,avx512dq,avx512vl")]] void run_avx512(const Call<T>& call,
+                                                             std::int64_t index) {
   Work::run(call, index);
 }
 #endif
@@ -337,19 +414,19 @@ std::int64_t num_problems(const at::Tensor& scores) {
   return size == 0 ? 0 : scores.numel() / size;
 }
 
-// Solves all matrices of fp64 `scores`. `call` has the arrays of the pass.
-template <typename Work>
-void run_all(const at::Tensor& scores, std::int64_t iterations, Call call) {
-  call.scores = scores.const_data_ptr<double>();
+// Solves all matrices of `scores`. `call` has the arrays of the pass.
+template <typename Work, typename T>
+void run_all(const at::Tensor& scores, std::int64_t iterations, Call<T> call) {
+  call.scores = scores.const_data_ptr<T>();
   call.rows = scores.size(-2);
   call.columns = scores.size(-1);
   call.iterations = iterations;
-  auto* run = &run_portable<Work>;
+  auto* run = &run_portable<Work, T>;
 #if defined(__x86_64__)
   if (instruction_set() >= InstructionSet::kAvx512) {
-    run = &run_avx512<Work>;
+    run = &run_avx512<Work, T>;
   } else if (instruction_set() == InstructionSet::kAvx2) {
-    run = &run_avx2<Work>;
+    run = &run_avx2<Work, T>;
   }
 #endif
   // Starting a thread pays off from about ten microseconds of work.
@@ -361,30 +438,41 @@ void run_all(const at::Tensor& scores, std::int64_t iterations, Call call) {
                    });
 }
 
+// Calls f with an element of the scores' dtype.
+template <typename F>
+void with_dtype(const at::Tensor& scores, F f) {
+  scores.scalar_type() == at::kDouble ? f(double{}) : f(float{});
+}
+
 // Returns P and `solved`, which has `solved_rows` flags for each problem.
 template <typename Work>
 std::pair<at::Tensor, at::Tensor> run_forward(const at::Tensor& scores, std::int64_t iterations,
                                               std::int64_t solved_rows) {
-  const at::Tensor in = scores.to(at::kDouble);
-  at::Tensor p = at::zeros_like(in);
-  at::Tensor solved = at::zeros_like(in.narrow(-1, 0, 1).narrow(-2, 0, solved_rows),
-                                     in.options().dtype(at::kBool), at::MemoryFormat::Contiguous);
-  Call call{};
-  call.p = p.mutable_data_ptr<double>();
-  call.solved = solved.mutable_data_ptr<bool>();
-  run_all<Work>(in, iterations, call);
-  return {p.to(scores.scalar_type()), solved};
+  at::Tensor p = at::zeros_like(scores);
+  at::Tensor solved =
+      at::zeros_like(scores.narrow(-1, 0, 1).narrow(-2, 0, solved_rows),
+                     scores.options().dtype(at::kBool), at::MemoryFormat::Contiguous);
+  with_dtype(scores, [&](auto element) {
+    using T = decltype(element);
+    Call<T> call{};
+    call.p = p.mutable_data_ptr<T>();
+    call.solved = solved.mutable_data_ptr<bool>();
+    run_all<Work>(scores, iterations, call);
+  });
+  return {p, solved};
 }
 
 template <typename Work>
 at::Tensor run_backward(const at::Tensor& scores, const at::Tensor& d_p, std::int64_t iterations) {
-  const at::Tensor in = scores.to(at::kDouble), d_out = d_p.to(at::kDouble);
-  at::Tensor d_scores = at::zeros_like(in);
-  Call call{};
-  call.d_p = d_out.const_data_ptr<double>();
-  call.d_scores = d_scores.mutable_data_ptr<double>();
-  run_all<Work>(in, iterations, call);
-  return d_scores.to(scores.scalar_type());
+  at::Tensor d_scores = at::zeros_like(scores);
+  with_dtype(scores, [&](auto element) {
+    using T = decltype(element);
+    Call<T> call{};
+    call.d_p = d_p.const_data_ptr<T>();
+    call.d_scores = d_scores.mutable_data_ptr<T>();
+    run_all<Work>(scores, iterations, call);
+  });
+  return d_scores;
 }
 
 // Calls run(kernels, problem, scratch) for each matrix of `scores`. The problem holds the matrix

@@ -382,13 +382,13 @@ void write_rows(const Sum<T>* sums, int num_rows, int head_dim, Rows<T> rows) {
 template <typename T>
 void exp_array(const T* x, T* y, std::size_t n) {
   constexpr std::size_t kN = kLanes<T>;
-  for (std::size_t i = 0; i < n; i += kN) {
-    const std::size_t count = n - i < kN ? n - i : kN;
-    Vector<T> v{};
-    for (std::size_t lane = 0; lane < count; ++lane) v[lane] = x[i + lane];
-    v = exp<T>(v);
-    for (std::size_t lane = 0; lane < count; ++lane) y[i + lane] = v[lane];
-  }
+  std::size_t i = 0;
+  for (; i + kN <= n; i += kN) store(y + i, exp<T>(load(x + i)));
+  if (i == n) return;
+  Vector<T> rest{};
+  __builtin_memcpy(&rest, x + i, (n - i) * sizeof(T));
+  rest = exp<T>(rest);
+  __builtin_memcpy(y + i, &rest, (n - i) * sizeof(T));
 }
 
 template <typename T>
