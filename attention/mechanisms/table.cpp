@@ -33,6 +33,8 @@ constexpr Entry kMechanisms[] = {
     {Kind::kMoba, make_moba},
     {Kind::kRouting, make_routing},
     {Kind::kSinkformer, make_sinkformer},
+    {Kind::kSparseTransformer, make_sparse_transformer},
+    {Kind::kSortcut, make_sortcut},
 };
 
 }  // namespace

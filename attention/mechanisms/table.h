@@ -26,5 +26,7 @@ std::unique_ptr<Mechanism> make_sinkhorn_mixture(const MakeArguments& m);
 std::unique_ptr<Mechanism> make_routing(const MakeArguments& m);
 std::unique_ptr<Mechanism> make_moba(const MakeArguments& m);
 std::unique_ptr<Mechanism> make_sinkformer(const MakeArguments& m);
+std::unique_ptr<Mechanism> make_sparse_transformer(const MakeArguments& m);
+std::unique_ptr<Mechanism> make_sortcut(const MakeArguments& m);
 
 }  // namespace birkhoff

@@ -3,17 +3,16 @@
 // head dim.
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
-#include <c10/core/CPUAllocator.h>
 #include <google/protobuf/text_format.h>
 #include <gtest/gtest.h>
 #include <torch/csrc/autograd/autograd.h>
 
 #include <algorithm>
-#include <atomic>
 #include <cmath>
 
 #include "attention/kernels/block_attention/paths.h"
 #include "attention/kernels/gathered_attention/gathered_attention.h"
+#include "tests/attention/counted_bytes.h"
 #include "tests/attention/kernels/gathered_attention/gathered_problem.h"
 #include "tests/attention/kernels/gathered_attention/position_lists.h"
 #include "tests/attention/mechanisms/mechanism_cases.h"
@@ -131,27 +130,6 @@ TEST(LogitTerms, GatheredRowsAreTheDefinition) {
     }
   }
 }
-
-// Counts the bytes that tensors take, freed or not.
-class CountedBytes : public c10::Allocator {
- public:
-  CountedBytes() : before_(c10::GetCPUAllocator()) { c10::SetCPUAllocator(this, /*priority=*/1); }
-  ~CountedBytes() override { c10::SetCPUAllocator(before_, /*priority=*/1); }
-
-  c10::DataPtr allocate(std::size_t bytes) override {
-    total_ += bytes;
-    return before_->allocate(bytes);
-  }
-  c10::DeleterFnPtr raw_deleter() const override { return before_->raw_deleter(); }
-  void copy_data(void* to, const void* from, std::size_t bytes) const override {
-    before_->copy_data(to, from, bytes);
-  }
-  std::size_t total() const { return total_; }
-
- private:
-  c10::Allocator* before_;
-  std::atomic<std::size_t> total_{0};
-};
 
 // Eight query heads take no more memory with one key head than with eight.
 TEST(LogitTerms, KeysAreNotCopiedToQueryHeads) {

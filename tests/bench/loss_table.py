@@ -75,6 +75,10 @@ def mechanisms(context):
             group("sinkhorn_mixture{%s dense{}}" % sinkhorn),
         "MoBA":
             group("moba{block:%d top_blocks:4}" % (keys // 4)),
+        "Sparse Transformer, fixed":
+            group("sparse_transformer{stride:%d summary:4}" % (keys // 2)),
+        "Sparse Transformer, strided":
+            group("sparse_transformer{pattern:strided stride:%d}" % (keys // 2)),
         "routing `causal_bucket`":
             group(routing % ""),
         "half block-local, half routing `causal_bucket`":

@@ -1,6 +1,6 @@
-"""Accuracy on SST-2 (Socher et al. 2013): a small encoder with dense, block-local, Sinkhorn or
-doubly stochastic attention, or top-k, entmax or sparsemax in place of softmax, next to naive
-Bayes.
+"""Accuracy on SST-2 (Socher et al. 2013): a small encoder with dense, block-local, Sinkhorn,
+SortCut or doubly stochastic attention, or top-k, entmax or sparsemax in place of softmax, next to
+naive Bayes.
 
 Each run evaluates the validation split after each epoch; the epoch with the best accuracy there is
 evaluated on the test split. Finished runs are kept in build/bench/sst2 and not repeated.
@@ -35,6 +35,9 @@ ARMS = {
     "block-local": ("sst2_dense.txtpb", [LOCAL]),
     "sinkhorn": ("sst2_sinkhorn.txtpb", []),
     "sinkformer": ("sst2_sinkformer.txtpb", []),
+    "sortcut": ("sst2_sortcut.txtpb", []),
+    "sortcut, local": ("sst2_sortcut.txtpb",
+                       ["model.attention.0.group.0.mechanism.sortcut.local=true"]),
     "top-k": ("sst2_dense.txtpb", [SPARSE.format("top_k")]),
     "entmax": ("sst2_dense.txtpb", [SPARSE.format("entmax")]),
     "sparsemax": ("sst2_dense.txtpb", [SPARSE.format("sparsemax")]),

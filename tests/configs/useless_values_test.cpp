@@ -186,7 +186,7 @@ TEST(Needs, NameFieldsAndTheirValues) {
       }
     }
   }
-  EXPECT_EQ(num_fields, 26);
+  EXPECT_EQ(num_fields, 27);
 }
 
 }  // namespace

@@ -79,6 +79,7 @@ std::map<std::string, std::vector<std::string>> slow_paths_on_gpu() {
        {"layers 0 to 3, heads 0 to 1 (block_local): " + of_blocks,
         "layers 0 to 3, heads 2 to 3 (routing): " + of_rows}},
       {"baby_gpt_sinkhorn", sinkhorn},
+      {"baby_gpt_sparse_transformer", {all + "(sparse_transformer): " + of_rows}},
       {"lmx_base_dense", {}},
       {"lmx_base_sinkhorn", {}},
       {"quickstart", sinkhorn},
@@ -110,6 +111,10 @@ std::map<std::string, std::vector<std::string>> slow_paths_on_gpu() {
         sst2 + "(sinkhorn): sorting of blocks takes a slower kernel, because padding needs copies "
                "of keys and values",
         sst2 + "(sinkhorn): block attention takes the reference path, " + fp32}},
+      {"sst2_sortcut",
+       {sst2 + "(sortcut): sorting of blocks takes a slower kernel, because padding needs copies "
+               "of keys and values",
+        sst2 + "(sortcut): block attention takes the reference path, " + fp32}},
   };
 }
 
@@ -196,6 +201,10 @@ TEST(AttentionPaths, ReasonsOnAGpu) {
        {"moba { block: 2 top_blocks: 66 }",
         {},
         {"choice of blocks " + reference + "a query chooses 65 blocks, more than 64"}},
+       {"sparse_transformer { stride: 64 }", {}, {}},
+       {"sparse_transformer { stride: 64 pattern: strided dropout: 0.1 }",
+        {},
+        {rows + "attention dropout has no such kernel"}},
        {"sinkhorn { block: 64 }", {}, {}},
        {"sinkhorn { block: 64 causal_balance: cumulative }",
         {},
@@ -210,6 +219,10 @@ TEST(AttentionPaths, ReasonsOnAGpu) {
                  {"balance " + reference + "there are 514 blocks, more than 256",
                   "block mixing " + reference + "there are 514 blocks, more than 512",
                   "sorting of blocks takes a slower kernel, because padding needs copies of keys "
+                  "and values"}},
+                {"sortcut { sinkhorn { block: 64 } local: true }",
+                 {},
+                 {"sorting of blocks takes a slower kernel, because padding needs copies of keys "
                   "and values"}}});
 }
 

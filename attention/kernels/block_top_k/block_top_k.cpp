@@ -9,6 +9,7 @@
 
 #include "attention/kernels/block_top_k/cpu_top_k.h"
 #include "attention/kernels/block_top_k/gpu_arguments.h"
+#include "attention/kernels/clusters/cluster_lists.h"
 #include "attention/kernels/counting_sort/counting_sort.h"
 #include "cluster/base/error.h"
 #include "cluster/base/gpu/device.h"
@@ -108,20 +109,7 @@ GatheredRows lists_of_blocks(const BlockTopK& choice, const at::Tensor& chosen_B
                     make_row_lists(row_L.view({1, 1, -1}), k_ends_G.view({1, 1, -1}), L),
                     {}};
   if (choice.causal) rows.band.least = 0;
-  if (choice.documents.count > 1) {
-    // Keys of another document are further away than all of the query's own.
-    if (choice.documents.count * L > std::numeric_limits<std::int32_t>::max()) {
-      fail(ExitCode::kData,
-           "listed blocks: {} documents in a sequence of {} tokens; their product must be below "
-           "2^31: use shorter sequences, or set data.restart_at_documents: false",
-           choice.documents.count, L);
-    }
-    const at::Tensor position_BHL =
-        (choice.documents.number_BL.to(at::kLong) * L + row_L).to(at::kInt).unsqueeze(1);
-    rows.band.positions_q_BHL = rows.band.positions_k_BHS = position_BHL;
-    rows.band.least = choice.causal ? 0 : 1 - L;
-    rows.band.most = L - 1;
-  }
+  hide_other_documents(choice.documents, rows.band);
   return rows;
 }
 

@@ -3,9 +3,12 @@
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 
+#include <algorithm>
+#include <limits>
 #include <vector>
 
 #include "attention/kernels/counting_sort/counting_sort.h"
+#include "cluster/base/error.h"
 
 namespace birkhoff {
 namespace {
@@ -117,6 +120,26 @@ at::Tensor positions_of(const at::Tensor& positions_BHL, const RowLists& lists) 
 }
 
 }  // namespace
+
+void hide_other_documents(const Documents& documents, DistanceBand& band) {
+  if (documents.count == 1) return;
+  const std::int64_t L = documents.number_BL.size(1);
+  if (documents.count * L > std::numeric_limits<std::int32_t>::max()) {
+    fail(
+        ExitCode::kData,
+        "attention over gathered rows: {} documents in a sequence of {} tokens; their product must "
+        "be below 2^31: use shorter sequences, or set data.restart_at_documents: false",
+        documents.count, L);
+  }
+  const at::Tensor& number_BL = documents.number_BL;
+  const at::Tensor position_B1L =
+      (number_BL.to(at::kLong) * L + at::arange(L, number_BL.options().dtype(at::kLong)))
+          .to(at::kInt)
+          .unsqueeze(1);
+  band.positions_q_BHL = band.positions_k_BHS = position_B1L;
+  band.least = std::max(band.least, 1 - L);
+  band.most = std::min(band.most, L - 1);
+}
 
 ClusterPairs::ClusterPairs(const GatheredRows& rows, std::int64_t clusters,
                            const at::TensorOptions& options)

@@ -18,6 +18,11 @@ GatheredRows causal_buckets(const ClusterProblem& problem, const ClusteredRows& 
 // position, as above. Encoders whose queries are keys hide nothing.
 GatheredRows nearest_lists(const ClusteredRows& q, const ClusteredRows& k, bool causal);
 
+// Hides keys of other documents by positions of `band` that keep documents further apart than any
+// two of a document's L rows. `band` must not have positions yet. Error(kData) if the positions do
+// not fit int32.
+void hide_other_documents(const Documents& documents, DistanceBand& band);
+
 // The lists of clusters by pairs of query and key, for metrics: a chunk of queries at a time.
 class ClusterPairs {
  public:

@@ -40,6 +40,38 @@ at::Tensor seeing_blocks(const Blocks& blocks, const SortedBlocks& in) {
   return sees;
 }
 
+// Keys and values in blocks, 0 at padding. v may be k itself; it then stays the same tensor.
+struct KeysInBlocks {
+  at::Tensor k_BHNbD, v_BHNbD;
+
+  KeysInBlocks(const Blocks& blocks, const at::Tensor& k_BHLD, const at::Tensor& v_BHLD) {
+    const bool tied = v_BHLD.is_same(k_BHLD);
+    k_BHNbD = blocks.to_blocks(k_BHLD, 2);
+    v_BHNbD = tied ? k_BHNbD : blocks.to_blocks(v_BHLD, 2);
+    if (!blocks.valid_BNb().defined()) return;
+    const at::Tensor padding = blocks.valid_BNb().logical_not().unsqueeze(1).unsqueeze(4);
+    k_BHNbD = k_BHNbD.masked_fill(padding, 0);
+    v_BHNbD = tied ? k_BHNbD : v_BHNbD.masked_fill(padding, 0);
+  }
+};
+
+// The share of the weight of each key of U sorted blocks that is on existing tokens.
+struct ExistingShare {
+  at::Tensor visible_BHUb;  // bool: it is not 0; a NaN share stays visible
+  at::Tensor share_BHUb;    // at least kMinShare
+
+  ExistingShare(const Blocks& blocks, const at::Tensor& weights_BHUN, Path limit) {
+    if (limit == Path::kFused && kernel_device(weights_BHUN) == KernelDevice::kGpu) {
+      take_path("sorting of blocks", {Path::kFused, "padding needs copies of keys and values"});
+    }
+    const at::Tensor valid_B1Nb = blocks.valid_BNb().unsqueeze(1).to(weights_BHUN.scalar_type());
+    const at::Tensor total_BHU1 = weights_BHUN.sum(3, /*keepdim=*/true);
+    share_BHUb = at::matmul(weights_BHUN, valid_B1Nb) / total_BHU1.masked_fill(total_BHU1 == 0, 1);
+    visible_BHUb = (share_BHUb <= kMinShare).logical_not();
+    share_BHUb = share_BHUb.clamp_min(kMinShare);
+  }
+};
+
 BlockMixes mix(const SortedBlocks& sorted, const std::vector<at::Tensor>& x_BHNbD, Path limit) {
   const at::Tensor& sources = sorted.sources_BHNm;
   if (sources.defined() && limit == Path::kFused) {
@@ -105,22 +137,13 @@ SortedKeys sort_keys(const Blocks& blocks, const SortedBlocks& in, const at::Ten
   if (in.leaky) sorted.mask_BHNbb = sorted.mask_BHNbb.tril();
 
   if (blocks.valid_BNb().defined()) {
-    if (limit == Path::kFused && kernel_device(k_BHNbD) == KernelDevice::kGpu) {
-      take_path("sorting of blocks", {Path::kFused, "padding needs copies of keys and values"});
-    }
-    const at::Tensor& weights_BHNN = in.weights_BHNN;
-    const at::Tensor valid_B1Nb = blocks.valid_BNb().unsqueeze(1).to(weights_BHNN.scalar_type());
-    const at::Tensor total_BHN1 = weights_BHNN.sum(3, /*keepdim=*/true);
-    const at::Tensor share_BHNb =
-        at::matmul(weights_BHNN, valid_B1Nb) / total_BHN1.masked_fill(total_BHN1 == 0, 1);
-    const at::Tensor hidden_BHNb = share_BHNb <= kMinShare;  // a NaN share stays visible
-    sorted.mask_BHNbb = and_defined(sorted.mask_BHNbb, hidden_BHNb.logical_not().unsqueeze(3));
+    const ExistingShare share(blocks, in.weights_BHNN, limit);
+    sorted.mask_BHNbb = and_defined(sorted.mask_BHNbb, share.visible_BHUb.unsqueeze(3));
     if (sorted.chosen_BHN.defined()) return sorted;  // a single source's share is 0 or 1
-    const at::Tensor divisor_BHNb = share_BHNb.clamp_min(kMinShare);
-    const at::Tensor divisor = divisor_BHNb.unsqueeze(4).to(k_BHNbD.scalar_type());
+    const at::Tensor divisor = share.share_BHUb.unsqueeze(4).to(k_BHNbD.scalar_type());
     sorted.k_BHNbD = sorted.k_BHNbD / divisor;
     sorted.v_BHNbD = tied ? sorted.k_BHNbD : sorted.v_BHNbD / divisor;
-    sorted.bias_BHN1b = divisor_BHNb.log().unsqueeze(3).to(k_BHNbD.scalar_type());
+    sorted.bias_BHN1b = share.share_BHUb.log().unsqueeze(3).to(k_BHNbD.scalar_type());
   }
   return sorted;
 }
@@ -150,15 +173,8 @@ at::Tensor open_pairs(const Blocks& blocks) {
 BlockAttention sorted_and_own_attention(const Blocks& blocks, const SortedBlocks& in,
                                         const at::Tensor& q_BHLD, const at::Tensor& k_BHLD,
                                         const at::Tensor& v_BHLD, Path limit) {
-  const bool tied = v_BHLD.is_same(k_BHLD);
-  at::Tensor k_BHNbD = blocks.to_blocks(k_BHLD, 2);
-  at::Tensor v_BHNbD = tied ? k_BHNbD : blocks.to_blocks(v_BHLD, 2);
-  if (blocks.valid_BNb().defined()) {
-    const at::Tensor padding = blocks.valid_BNb().logical_not().unsqueeze(1).unsqueeze(4);
-    k_BHNbD = k_BHNbD.masked_fill(padding, 0);
-    v_BHNbD = tied ? k_BHNbD : v_BHNbD.masked_fill(padding, 0);
-  }
-  const SortedKeys sorted = sort_keys(blocks, in, k_BHNbD, v_BHNbD, limit);
+  const KeysInBlocks keys(blocks, k_BHLD, v_BHLD);
+  const SortedKeys sorted = sort_keys(blocks, in, keys.k_BHNbD, keys.v_BHNbD, limit);
 
   KeyBlocks sorted_keys{.k_BHNbD = sorted.k_BHNbD,
                         .v_BHNbD = sorted.v_BHNbD,
@@ -183,6 +199,67 @@ BlockAttention sorted_and_own_attention(const Blocks& blocks, const SortedBlocks
           .keys = {sorted_keys, own_keys},
           .one_softmax = in.combine != Combine::kAddOutputs,
           .noise = {}};
+}
+
+BlockAttention shared_blocks_attention(const Blocks& blocks, const SharedBlocks& in,
+                                       const at::Tensor& q_BHLD, const at::Tensor& k_BHSD,
+                                       const at::Tensor& v_BHSD, Path limit) {
+  const KeysInBlocks keys(blocks, k_BHSD, v_BHSD);
+  const bool tied = keys.v_BHNbD.is_same(keys.k_BHNbD);
+  const std::int64_t n = in.weights_BHnN.size(2), b = blocks.block();
+  at::Tensor k_BHnbD = mix_blocks(in.weights_BHnN, keys.k_BHNbD),
+             v_BHnbD = tied ? k_BHnbD : mix_blocks(in.weights_BHnN, keys.v_BHNbD);
+  at::Tensor visible_BHnb, bias_BHnb;
+  if (blocks.valid_BNb().defined()) {
+    const ExistingShare share(blocks, in.weights_BHnN, limit);
+    const at::Tensor divisor = share.share_BHUb.unsqueeze(4).to(k_BHnbD.scalar_type());
+    k_BHnbD = k_BHnbD / divisor;
+    v_BHnbD = tied ? k_BHnbD : v_BHnbD / divisor;
+    visible_BHnb = share.visible_BHUb;
+    bias_BHnb = share.share_BHUb.log().to(k_BHnbD.scalar_type());
+  }
+
+  // Block attention wants blocks of queries as long as those of keys. A single block of all shared
+  // keys fills the kernels' tiles best; own blocks need blocks of b.
+  const std::int64_t together = in.own || q_BHLD.size(2) < n * b ? 1 : n, length = together * b;
+  const Blocks queries(q_BHLD, {.key_lengths_B = {}, .segments_BL = in.segments_q_BL}, length,
+                       /*causal=*/true);
+  const std::int64_t M = queries.num_blocks();
+  BlockAttention attention{.q_BHNbD = queries.to_blocks(q_BHLD, 2), .keys = {}, .noise = {}};
+  for (std::int64_t first = 0; first < n; first += together) {
+    const auto of_entry = [&](const at::Tensor& x_BHnb) {  // [B, H, length, ..]
+      return x_BHnb.narrow(2, first, together).flatten(2, 3);
+    };
+    const auto for_all_queries = [&](const at::Tensor& x_BHnbD) {
+      return of_entry(x_BHnbD).unsqueeze(2).expand({-1, -1, M, -1, -1});
+    };
+    KeyBlocks& shared = attention.keys.emplace_back();
+    shared.k_BHNbD = for_all_queries(k_BHnbD);
+    shared.v_BHNbD = tied ? shared.k_BHNbD : for_all_queries(v_BHnbD);
+    at::Tensor mask;
+    if (visible_BHnb.defined()) {
+      mask = of_entry(visible_BHnb).unsqueeze(2).unsqueeze(3);
+      shared.bias_BHNbb = of_entry(bias_BHnb).unsqueeze(2).unsqueeze(3);
+    }
+    if (in.segments_q_BL.defined()) {
+      // A query sees the shared blocks that begin in its document and have a source.
+      const at::Tensor document_Bn =
+          blocks.segments_BNb().select(2, 0).masked_fill(in.visible_BNN.any(2).logical_not(), -1);
+      const at::Tensor of_keys_B1111b = document_Bn.narrow(1, first, together)
+                                            .repeat_interleave(b, 1)
+                                            .view({-1, 1, 1, 1, length});
+      mask = and_defined(mask, queries.segments_BNb().unsqueeze(1).unsqueeze(4) == of_keys_B1111b);
+    }
+    shared.mask_BHNbb = {mask};
+  }
+  if (in.own) {
+    attention.keys.push_back({.k_BHNbD = keys.k_BHNbD,
+                              .v_BHNbD = keys.v_BHNbD,
+                              .mask_BHNbb = {blocks.mask(0)},
+                              .bias_BHNbb = {},
+                              .in_place = true});
+  }
+  return attention;
 }
 
 }  // namespace birkhoff

@@ -40,4 +40,19 @@ BlockAttention sorted_and_own_attention(const Blocks& blocks, const SortedBlocks
                                         const at::Tensor& q_BHLD, const at::Tensor& k_BHLD,
                                         const at::Tensor& v_BHLD, Path limit);
 
+// The first sorted blocks, which all queries see (SortCut, Tay et al. 2020, section 3.3).
+struct SharedBlocks {
+  at::Tensor weights_BHnN;     // of n sorted blocks; B and H may be 1
+  at::Tensor visible_BNN{};    // open_pairs() of the keys; defined with documents
+  at::Tensor segments_q_BL{};  // documents of queries; undefined: one document
+  bool own = false;            // queries, of the same sequence, also see their own block
+};
+
+// The attention of all queries, q [B, H, L, D], to these blocks of k and v [B, H, S, D], in one
+// softmax and without dropout. The result has queries in blocks of a length that suits kernels; the
+// last one may be padded. v may be k itself. Differentiable by autograd.
+BlockAttention shared_blocks_attention(const Blocks& blocks, const SharedBlocks& shared,
+                                       const at::Tensor& q_BHLD, const at::Tensor& k_BHSD,
+                                       const at::Tensor& v_BHSD, Path limit);
+
 }  // namespace birkhoff

@@ -130,21 +130,30 @@ at::Tensor SinkhornAttention::keep(const at::Tensor& weights_BHUN, const at::Ten
   return weights_BHUN.masked_fill(cut_BHUN, 0);
 }
 
-AttentionOutput SinkhornAttention::attend(const AttentionInput& in, Path limit) const {
-  const Blocks blocks = token_blocks(in, config_.block(), shape_.causal);
+BalancedWeights SinkhornAttention::block_weights(const Blocks& blocks, const at::Tensor& x_q_BLC,
+                                                 const at::Tensor& x_kv_BLC,
+                                                 const at::Tensor& open_BNN,
+                                                 const std::optional<NoiseKey>& noise,
+                                                 at::ScalarType dtype, Path limit) const {
   const std::int64_t N = blocks.num_blocks();
   at::Tensor scores_BHNN;
   if (sort_net_) {
-    const at::Tensor psi_BNC = pool_destinations(config_, shape_.causal, blocks, in.x_q_BLC, limit);
+    const at::Tensor psi_BNC = pool_destinations(config_, shape_.causal, blocks, x_q_BLC, limit);
     const at::Tensor source_BNC =
-        sort_net_->reads_sources() ? pool_sources(blocks, in.x_kv_BSC, limit) : at::Tensor();
-    scores_BHNN = sort_net_->scores(psi_BNC, source_BNC, in.noise);
+        sort_net_->reads_sources() ? pool_sources(blocks, x_kv_BLC, limit) : at::Tensor();
+    scores_BHNN = sort_net_->scores(psi_BNC, source_BNC, noise);
   } else {
-    scores_BHNN = at::zeros({1, 1, N, N}, in.x_q_BLC.options());
+    scores_BHNN = at::zeros({1, 1, N, N}, x_q_BLC.options());
   }
+  return weights(scores_BHNN, open_BNN, /*first_row=*/0, dtype, limit);
+}
+
+AttentionOutput SinkhornAttention::attend(const AttentionInput& in, Path limit) const {
+  const Blocks blocks = token_blocks(in, config_.block(), shape_.causal);
+  const std::int64_t N = blocks.num_blocks();
   const at::Tensor open_BNN = open_pairs(blocks);
-  const BalancedWeights balanced =
-      weights(scores_BHNN, open_BNN, /*first_row=*/0, in.k_BHSD.scalar_type(), limit);
+  const BalancedWeights balanced = block_weights(blocks, in.x_q_BLC, in.x_kv_BSC, open_BNN,
+                                                 in.noise, in.k_BHSD.scalar_type(), limit);
   const at::Tensor& all_weights_BHNN = balanced.p;
   const at::Tensor sources_BHNm = largest_sources(all_weights_BHNN);
   const at::Tensor weights_BHNN = keep(all_weights_BHNN, sources_BHNm);
@@ -214,6 +223,19 @@ at::Tensor SinkhornAttention::visible_keys(std::int64_t num_queries, std::int64_
   return at::logical_or(own, earlier_block);
 }
 
+double SinkhornAttention::weights_flops(std::int64_t num_blocks) const {
+  const double N = static_cast<double>(num_blocks);
+  double balance_pairs = 0;
+  if (balances()) {
+    const bool prefix = shape_.causal && config_.causal_balance() == Config::prefix;
+    balance_pairs = prefix ? N * N * N / 3 : shape_.causal ? N * (N - 1) / 2 : N * N;
+  }
+  // A step of the balance touches each pair about five times; an iteration is two steps.
+  const double balance = 10 * static_cast<double>(config_.iterations()) * balance_pairs;
+  return (sort_net_ ? sort_net_->flops(num_blocks) : 0) +
+         balance * static_cast<double>(shape_.heads_of_keys());
+}
+
 double SinkhornAttention::forward_flops(std::int64_t num_tokens) const {
   const double b = static_cast<double>(config_.block());
   const double N = std::ceil(static_cast<double>(num_tokens) / b), L = N * b;
@@ -225,16 +247,8 @@ double SinkhornAttention::forward_flops(std::int64_t num_tokens) const {
       config_.combine() == Config::add_logits ? 0 : (causal ? L - b : L) * b;
   const double mixed_pairs = causal ? N * (N - 1) / 2 : N * N;
   const double mixes = config_.tie_key_value() ? 1 : 2;
-  double balance_pairs = 0;
-  if (balances()) {
-    const bool prefix = causal && config_.causal_balance() == Config::prefix;
-    balance_pairs = prefix ? N * N * N / 3 : mixed_pairs;
-  }
-  // A step of the balance touches each pair about five times; an iteration is two steps.
-  const double balance = 10 * static_cast<double>(config_.iterations()) * balance_pairs;
   return 4 * (own_pairs + sorted_pairs) * width + 2 * mixes * mixed_pairs * b * key_width +
-         (sort_net_ ? sort_net_->flops(static_cast<std::int64_t>(N)) : 0) +
-         balance * static_cast<double>(shape_.heads_of_keys()) +
+         weights_flops(static_cast<std::int64_t>(N)) +
          L * static_cast<double>(shape_.heads) * terms_.forward_flops();
 }
 

@@ -46,13 +46,27 @@ class SinkhornAttention : public Mechanism {
   std::unique_ptr<DecodeState> decode_state(std::int64_t batch) const override;
   at::Tensor decode_step(DecodeState& state, const AttentionInput& in) const override;
 
+ protected:
+  // The block weights [B, H, N, N] before top_m. Destinations are pooled from x_q, sources from
+  // x_kv. open_BNN is open_pairs(blocks). `dtype`: of the keys that they mix.
+  BalancedWeights block_weights(const Blocks& blocks, const at::Tensor& x_q_BLC,
+                                const at::Tensor& x_kv_BLC, const at::Tensor& open_BNN,
+                                const std::optional<NoiseKey>& noise, at::ScalarType dtype,
+                                Path limit) const;
+  // Whether the weights of the blocks that are mixed into one sum to 1.
+  bool rows_sum_to_1() const;
+  // Twice the multiply-adds of the block weights of N blocks.
+  double weights_flops(std::int64_t num_blocks) const;
+
+  configs::SinkhornAttention config_;
+  MechanismShape shape_;
+  LogitTerms terms_;
+
  private:
   bool leaky() const;
   // Whether the weights come from Sinkhorn iterations: false for the causal modes `none` and
   // `uniform`.
   bool balances() const;
-  // Whether the weights of the blocks that are mixed into one sum to 1.
-  bool rows_sum_to_1() const;
   // bool [B, N, N]: the pairs of open_pairs() whose weight may be above 0.
   at::Tensor visible_pairs(const at::Tensor& open_BNN) const;
   // Rows first_row.. of the weights [B, H, N, N] before top_m, from the scores of all rows. B and H
@@ -65,10 +79,7 @@ class SinkhornAttention : public Mechanism {
   // The weights, with the weights of all other sources set to 0.
   static at::Tensor keep(const at::Tensor& weights_BHUN, const at::Tensor& sources_BHUm);
 
-  configs::SinkhornAttention config_;
-  MechanismShape shape_;
   std::optional<SortNet> sort_net_;  // none: all scores are 0
-  LogitTerms terms_;
 };
 
 }  // namespace birkhoff

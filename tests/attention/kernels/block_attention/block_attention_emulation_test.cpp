@@ -307,6 +307,17 @@ TEST(BlockAttentionEmulation, GroupedQueries) {
   }
 }
 
+// One block of keys for all blocks of queries, read with a stride of 0.
+TEST(BlockAttentionEmulation, BlocksThatShareTheirKeys) {
+  BlockProblem problem = make_block_problem({.batch = 2, .heads = 2, .blocks = 3, .block = 32},
+                                            {kSorted, {}}, at::kBFloat16, 1, 0, 26);
+  KeyBlocks& shared = problem.attention.keys.front();
+  for (at::Tensor* x : {&shared.k_BHNbD, &shared.v_BHNbD}) {
+    *x = x->detach().narrow(2, 0, 1).expand_as(*x);
+  }
+  check(problem.to(at::kBFloat16));
+}
+
 TEST(BlockAttentionEmulation, RelativePositions) {
   const KeyChoice window{.first_offset = -1, .causal = true, .mask = KeyChoice::kPairs},
       encoder{.first_offset = -1, .last_offset = 1},

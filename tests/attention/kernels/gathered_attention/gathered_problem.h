@@ -46,10 +46,6 @@ GatheredProblem random_problem_with_dropout(int seed, int draw_index = 0);
 GatheredProblem window_problem(std::int64_t batch, std::int64_t heads, std::int64_t num_tokens,
                                std::int64_t width);
 
-// One softmax over the keys of all parts, which have the same queries; a key in two parts counts
-// twice. Any grouping gives the same up to rounding.
-AttentionPart merge_parts(const std::vector<AttentionPart>& parts);
-
 // The log-sum-exp of each query, 0 for those that see no key.
 at::Tensor finite_lse(const AttentionPart& part);
 // Returns out, log-sum-exp (of a mean: whether a query sees a key), and the gradients of the
