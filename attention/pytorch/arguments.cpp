@@ -17,24 +17,9 @@ void check_float(const char* name, const at::Tensor& x) {
                     x.scalar_type());
 }
 
-void check_integers(const char* name, const std::optional<at::Tensor>& x, const at::Tensor& q) {
-  if (!x) return;
-  TORCH_CHECK_VALUE(x->scalar_type() == at::kLong, "birkhoff: ", name, " must be int64, not ",
-                    x->scalar_type());
-  check_device(name, *x, q);
-}
-
 void check_sizes(const char* name, const at::Tensor& x, at::IntArrayRef sizes) {
   TORCH_CHECK_VALUE(x.sizes() == sizes, "birkhoff: ", name, " must be int64 ", sizes, ", not ",
                     x.sizes());
-}
-
-void check_key_lengths(const at::Tensor& lengths_B, std::int64_t num_tokens) {
-  if (!lengths_B.is_cpu()) return;
-  const auto [least, most] = lengths_B.aminmax();
-  for (const at::Tensor& length : {least, most}) {
-    check_between("key_lengths", length.item<std::int64_t>(), 0, num_tokens);
-  }
 }
 
 void check_segments(const at::Tensor& segments_BL) {
@@ -58,22 +43,6 @@ void check_window(std::int64_t block, std::int64_t look_back, std::int64_t look_
                     "birkhoff: look_ahead must be 0 where attention is causal, not ", look_ahead);
 }
 
-void check_dropout(double dropout, const std::optional<at::Tensor>& seed, const at::Tensor& q) {
-  // Checked as a float, because it becomes one: a value that rounds to 1 would divide by 0.
-  const auto rounded = static_cast<float>(dropout);
-  TORCH_CHECK_VALUE(rounded >= 0 && rounded < 1, "birkhoff: dropout must be in [0, 1), not ",
-                    dropout);
-  TORCH_CHECK_VALUE(rounded == 0 || seed, "birkhoff: dropout needs a seed of one element");
-  TORCH_CHECK_VALUE(!seed || seed->sym_numel() == 1,
-                    "birkhoff: seed must have one element, not the sizes ", seed->sym_sizes());
-  check_integers("seed", seed, q);
-}
-
-// The name and shape of an input.
-struct InputForm {
-  const char *name, *sizes;
-  std::int64_t dim;
-};
 constexpr std::array kInputForms = {
     InputForm{"q", "[B, H, L, D]", 4},
     InputForm{"k", "[B, H, L, D]", 4},
@@ -83,6 +52,26 @@ constexpr std::array kInputForms = {
     InputForm{"sink", "[H]", 1},
     InputForm{"block weights (or their scores)", "[B, H, N, N]", 4},
 };
+
+void check_queries(const at::Tensor& q) {
+  TORCH_CHECK_VALUE(q.dim() == 4 && q.numel() > 0,
+                    "birkhoff: q must be [B, H, L, D], none of them 0, not ", q.sizes());
+}
+
+void check_one_dtype(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v) {
+  TORCH_CHECK_VALUE(k.scalar_type() == q.scalar_type() && v.scalar_type() == q.scalar_type(),
+                    "birkhoff: q, k and v must have one dtype, not ", q.scalar_type(), ", ",
+                    k.scalar_type(), " and ", v.scalar_type());
+}
+
+// Of k or v, which may have a number of tokens of their own.
+void check_like_queries(const at::Tensor& x, const at::Tensor& q, std::int64_t key_heads,
+                        std::int64_t num_keys) {
+  const bool like = key_heads > 0 && q.size(1) % key_heads == 0 &&
+                    x.sizes() == at::IntArrayRef({q.size(0), key_heads, num_keys, q.size(3)});
+  TORCH_CHECK_VALUE(like, "birkhoff: k and v must be like q, which is ", q.sizes(),
+                    ", except that q may have a multiple of their heads, not ", x.sizes());
+}
 
 }  // namespace
 
@@ -101,6 +90,32 @@ void check_device(const char* name, const at::Tensor& x, const at::Tensor& q) {
                     q.device(), ", not on ", x.device());
 }
 
+void check_integers(const char* name, const std::optional<at::Tensor>& x, const at::Tensor& q) {
+  if (!x) return;
+  TORCH_CHECK_VALUE(x->scalar_type() == at::kLong, "birkhoff: ", name, " must be int64, not ",
+                    x->scalar_type());
+  check_device(name, *x, q);
+}
+
+void check_dropout(double dropout, const std::optional<at::Tensor>& seed, const at::Tensor& q) {
+  // Checked as a float, because it becomes one: a value that rounds to 1 would divide by 0.
+  const auto rounded = static_cast<float>(dropout);
+  TORCH_CHECK_VALUE(rounded >= 0 && rounded < 1, "birkhoff: dropout must be in [0, 1), not ",
+                    dropout);
+  TORCH_CHECK_VALUE(rounded == 0 || seed, "birkhoff: dropout needs a seed of one element");
+  TORCH_CHECK_VALUE(!seed || seed->sym_numel() == 1,
+                    "birkhoff: seed must have one element, not the sizes ", seed->sym_sizes());
+  check_integers("seed", seed, q);
+}
+
+void check_input(const InputForm& form, const at::Tensor& x, const at::Tensor& q) {
+  const auto [name, sizes, dim] = form;
+  TORCH_CHECK_VALUE(x.dim() == dim, "birkhoff: ", name, " must be ", sizes, ", not ",
+                    x.sym_sizes());
+  check_float(name, x);
+  check_device(name, x, q);
+}
+
 void check_inputs(at::TensorList inputs, bool may_have_weights) {
   TORCH_CHECK_VALUE(
       inputs.size() == kWeights || (may_have_weights && inputs.size() == kWeights + 1),
@@ -109,16 +124,10 @@ void check_inputs(at::TensorList inputs, bool may_have_weights) {
   const at::Tensor& q = inputs[kQueries];
   for (std::size_t i = 0; i < inputs.size(); ++i) {
     if (i != kQueries && i != kValues && is_none(inputs[i])) continue;
-    const auto [name, sizes, dim] = kInputForms[i];
-    TORCH_CHECK_VALUE(inputs[i].dim() == dim, "birkhoff: ", name, " must be ", sizes, ", not ",
-                      inputs[i].sym_sizes());
-    check_float(name, inputs[i]);
-    check_device(name, inputs[i], q);
+    check_input(kInputForms[i], inputs[i], q);
   }
-  const at::Tensor &v = inputs[kValues], &k = is_none(inputs[kKeys]) ? v : inputs[kKeys];
-  TORCH_CHECK_VALUE(k.scalar_type() == q.scalar_type() && v.scalar_type() == q.scalar_type(),
-                    "birkhoff: q, k and v must have one dtype, not ", q.scalar_type(), ", ",
-                    k.scalar_type(), " and ", v.scalar_type());
+  const at::Tensor& v = inputs[kValues];
+  check_one_dtype(q, is_none(inputs[kKeys]) ? v : inputs[kKeys], v);
   for (std::size_t i = kRelativeKeys; i < kWeights; ++i) {
     if (!is_none(inputs[i])) check_dtype(kInputForms[i].name, inputs[i], q.scalar_type());
   }
@@ -126,18 +135,31 @@ void check_inputs(at::TensorList inputs, bool may_have_weights) {
                     "birkhoff: relative_values need relative_keys");
 }
 
+void check_heads(at::TensorList inputs, std::size_t count) {
+  TORCH_CHECK_VALUE(inputs.size() == count, "birkhoff: inputs must be ", count, " tensors, not ",
+                    inputs.size());
+  for (const Input each : {kQueries, kKeys, kValues}) {
+    check_input(kInputForms[each], inputs[each], inputs[kQueries]);
+  }
+  check_one_dtype(inputs[kQueries], inputs[kKeys], inputs[kValues]);
+}
+
+void check_sizes_of_heads(at::TensorList inputs, bool square) {
+  const at::Tensor &q = inputs[kQueries], &k = inputs[kKeys];
+  check_queries(q);
+  TORCH_CHECK_VALUE(k.size(2) > 0, "birkhoff: k must have tokens, not ", k.sizes());
+  for (const at::Tensor& x : {k, inputs[kValues]}) {
+    check_like_queries(x, q, k.size(1), square ? q.size(2) : k.size(2));
+  }
+}
+
 void check_sizes_of_inputs(at::TensorList inputs, bool causal) {
   const at::Tensor &q = inputs[kQueries], &keys = inputs[kRelativeKeys],
                    &values = inputs[kRelativeValues], &sink = inputs[kSink];
-  TORCH_CHECK_VALUE(q.dim() == 4 && q.numel() > 0,
-                    "birkhoff: q must be [B, H, L, D], none of them 0, not ", q.sizes());
+  check_queries(q);
   const std::int64_t H = q.size(1), D = q.size(3), key_heads = inputs[kValues].size(1);
   for (const at::Tensor& x : {inputs[kKeys], inputs[kValues]}) {
-    if (is_none(x)) continue;
-    const bool like = key_heads > 0 && H % key_heads == 0 &&
-                      x.sizes() == at::IntArrayRef({q.size(0), key_heads, q.size(2), D});
-    TORCH_CHECK_VALUE(like, "birkhoff: k and v must be like q, which is ", q.sizes(),
-                      ", except that q may have a multiple of their heads, not ", x.sizes());
+    if (!is_none(x)) check_like_queries(x, q, key_heads, q.size(2));
   }
   if (!is_none(keys)) {
     const std::int64_t R = keys.size(1);
@@ -156,23 +178,31 @@ void check_sizes_of_inputs(at::TensorList inputs, bool causal) {
                     sink.sizes());
 }
 
-void check_options(at::TensorList inputs, std::int64_t block, std::int64_t look_back,
-                   std::int64_t look_ahead, bool causal, std::string_view combine, double dropout,
-                   const std::optional<at::Tensor>& seed,
-                   const std::optional<at::Tensor>& key_lengths,
-                   const std::optional<at::Tensor>& segments) {
+void check_options(at::TensorList inputs, const AttentionInBlocks& call) {
   check_inputs(inputs, /*may_have_weights=*/true);
-  check_window(block, look_back, look_ahead, causal);
-  TORCH_CHECK_VALUE(combine_named(combine) != Combine::kAddLogits || is_none(inputs[kRelativeKeys]),
-                    "birkhoff: combine 'add_logits' has no relative positions");
-  check_dropout(dropout, seed, inputs[kQueries]);
-  check_mask_types(inputs[kQueries], key_lengths, segments);
+  check_window(call.block, call.look_back, call.look_ahead, call.causal);
+  TORCH_CHECK_VALUE(
+      combine_named(call.combine) != Combine::kAddLogits || is_none(inputs[kRelativeKeys]),
+      "birkhoff: combine 'add_logits' has no relative positions");
+  check_dropout(call.dropout, call.seed, inputs[kQueries]);
+  check_mask_types(inputs[kQueries], call.key_lengths, call.segments);
 }
 
 void check_mask_types(const at::Tensor& q, const std::optional<at::Tensor>& key_lengths,
                       const std::optional<at::Tensor>& segments) {
   check_integers("key_lengths", key_lengths, q);
   check_integers("segments", segments, q);
+}
+
+void check_lengths(const char* name, const std::optional<at::Tensor>& lengths,
+                   const at::Tensor& x) {
+  if (!lengths) return;
+  check_sizes(name, *lengths, {x.size(0)});
+  if (!lengths->is_cpu()) return;
+  const auto [least, most] = lengths->aminmax();
+  for (const at::Tensor& length : {least, most}) {
+    check_between(name, length.item<std::int64_t>(), 0, x.size(2));
+  }
 }
 
 void check_block(std::int64_t block) { check_between("block", block, 1, kMaxBlockTokens); }
@@ -183,10 +213,7 @@ void check_iterations(std::int64_t iterations) {
 
 void check_masks(const at::Tensor& q, const std::optional<at::Tensor>& key_lengths,
                  const std::optional<at::Tensor>& segments) {
-  if (key_lengths) {
-    check_sizes("key_lengths", *key_lengths, {q.size(0)});
-    check_key_lengths(*key_lengths, q.size(2));
-  }
+  check_lengths("key_lengths", key_lengths, q);
   if (segments) {
     check_sizes("segments", *segments, {q.size(0), q.size(2)});
     check_segments(*segments);

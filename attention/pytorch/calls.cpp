@@ -28,8 +28,7 @@ std::int64_t block_within(const at::Tensor& q, std::int64_t block) {
 }
 
 Blocks blocks_of(const at::Tensor& q, std::int64_t block, bool causal,
-                 const std::optional<at::Tensor>& key_lengths,
-                 const std::optional<at::Tensor>& segments) {
+                 const OptionalTensor& key_lengths, const OptionalTensor& segments) {
   check_masks(q, key_lengths, segments);
   return Blocks(q,
                 {.key_lengths_B = key_lengths.value_or(at::Tensor()),
@@ -37,19 +36,19 @@ Blocks blocks_of(const at::Tensor& q, std::int64_t block, bool causal,
                 block_within(q, block), causal);
 }
 
-// A checked call of attention_in_blocks. The caller has checked its options by check_options().
+// A checked call.
 class Call {
  public:
-  Call(at::TensorList inputs, std::int64_t block, std::int64_t look_back, std::int64_t look_ahead,
-       bool causal, std::string_view combine, double dropout, const std::optional<at::Tensor>& seed,
-       const std::optional<at::Tensor>& key_lengths, const std::optional<at::Tensor>& segments)
-      : blocks_(blocks_of(checked(inputs, causal), block, causal, key_lengths, segments)),
+  Call(at::TensorList inputs, const AttentionInBlocks& call)
+      : blocks_(blocks_of(checked(inputs, call), call.block, call.causal, call.key_lengths,
+                          call.segments)),
         // At most as many blocks as exist.
-        look_back_(std::min(look_back, blocks_.num_blocks() - 1)),
-        look_ahead_(std::min(look_ahead, blocks_.num_blocks() - 1)),
-        causal_(causal),
-        combine_(combine_named(combine)),
-        dropout_(static_cast<float>(dropout)) {
+        look_back_(std::min(call.look_back, blocks_.num_blocks() - 1)),
+        look_ahead_(std::min(call.look_ahead, blocks_.num_blocks() - 1)),
+        causal_(call.causal),
+        combine_(combine_named(call.combine)),
+        dropout_(static_cast<float>(call.dropout)),
+        noise_(noise_of(call.dropout, call.seed, inputs[kQueries])) {
     const at::Tensor& q = inputs[kQueries];
     if (inputs.size() > kWeights) {
       const std::int64_t N = blocks_.num_blocks();
@@ -58,13 +57,11 @@ class Call {
                         "birkhoff: block weights (or their scores) must be ",
                         at::IntArrayRef(sizes), ", not ", inputs[kWeights].sizes());
     }
-    if (dropout_ == 0) return;
-    noise_ = NoiseKey{.step = *seed, .sample_ids_B = at::arange(q.size(0), seed->options())};
   }
 
   const Blocks& blocks() const { return blocks_; }
 
-  // Differentiable in the `inputs` of attention_in_blocks.
+  // Differentiable in the inputs.
   BlockAttention attention(at::TensorList inputs) const {
     BlockAttention attention = inputs.size() > kWeights ? sorted(inputs) : local(inputs);
     const GivenTerms terms = terms_of(inputs, causal_);
@@ -76,8 +73,9 @@ class Call {
   }
 
  private:
-  static const at::Tensor& checked(at::TensorList inputs, bool causal) {
-    check_sizes_of_inputs(inputs, causal);
+  static const at::Tensor& checked(at::TensorList inputs, const AttentionInBlocks& call) {
+    check_options(inputs, call);
+    check_sizes_of_inputs(inputs, call.causal);
     TORCH_CHECK_VALUE(!is_none(inputs[kKeys]), "birkhoff: k must be [B, H, L, D], not none");
     return inputs[kQueries];
   }
@@ -139,6 +137,12 @@ std::vector<std::int64_t> solved_sizes(const at::Tensor& scores, Form form) {
   return {scores.size(0), scores.size(1), form == Form::kPrefix ? scores.size(2) : 1, 1};
 }
 
+const at::Tensor& scores_of(at::TensorList inputs) {
+  TORCH_CHECK_VALUE(inputs.size() == 1, "birkhoff: inputs must be scores, not ", inputs.size(),
+                    " tensors");
+  return inputs[0];
+}
+
 at::Tensor balanced(const at::Tensor& scores, std::int64_t iterations, Form form) {
   const at::Tensor read = masked(scores, form);
   switch (form) {
@@ -156,15 +160,9 @@ at::Tensor balanced(const at::Tensor& scores, std::int64_t iterations, Form form
 
 }  // namespace
 
-std::tuple<at::Tensor, at::Tensor> attention_in_blocks(
-    at::TensorList inputs, std::int64_t block, std::int64_t look_back, std::int64_t look_ahead,
-    bool causal, std::string_view combine, double dropout, const std::optional<at::Tensor>& seed,
-    const std::optional<at::Tensor>& key_lengths, const std::optional<at::Tensor>& segments) {
-  check_options(inputs, block, look_back, look_ahead, causal, combine, dropout, seed, key_lengths,
-                segments);
+Tensors AttentionInBlocks::forward(at::TensorList inputs) const {
+  const Call call(inputs, *this);
   const c10::OptionalDeviceGuard guard(inputs[0].device());
-  const Call call(inputs, block, look_back, look_ahead, causal, combine, dropout, seed, key_lengths,
-                  segments);
   const BlockAttention attention = call.attention(inputs);
   const at::Tensor& q = inputs[0];
   if (has_two_passes(attention)) {
@@ -177,27 +175,34 @@ std::tuple<at::Tensor, at::Tensor> attention_in_blocks(
                     q.options().dtype(at::toOpMathType(q.scalar_type())))};
 }
 
-std::vector<at::Tensor> attention_in_blocks_backward(
-    const at::Tensor& d_out, at::TensorList inputs, const at::Tensor& out,
-    const at::Tensor& softmax, std::int64_t block, std::int64_t look_back, std::int64_t look_ahead,
-    bool causal, std::string_view combine, double dropout, const std::optional<at::Tensor>& seed,
-    const std::optional<at::Tensor>& key_lengths, const std::optional<at::Tensor>& segments) {
-  check_options(inputs, block, look_back, look_ahead, causal, combine, dropout, seed, key_lengths,
-                segments);
+Tensors AttentionInBlocks::meta(at::TensorList inputs) const {
+  check_options(inputs, *this);
+  const at::Tensor& q = inputs[0];
+  const bool whole = block == kWholeSequence;
+  const c10::SymInt L = q.sym_size(2), N = whole ? c10::SymInt(1) : (L + (block - 1)) / block;
+  const c10::SymInt tokens = whole ? L : L.min(block);  // as block_within()
+  return {at::empty_like(q),
+          at::empty_symint({2, q.sym_size(0), q.sym_size(1), N, tokens},
+                           q.options().dtype(at::toOpMathType(q.scalar_type())))};
+}
+
+Tensors AttentionInBlocks::backward(at::TensorList gradients, at::TensorList inputs,
+                                    at::TensorList saved) const {
+  const Call call(inputs, *this);
   const c10::OptionalDeviceGuard guard(inputs[0].device());
-  const Call call(inputs, block, look_back, look_ahead, causal, combine, dropout, seed, key_lengths,
-                  segments);
   const Blocks& blocks = call.blocks();
   const at::Tensor& q = inputs[0];
-  check_saved("d_out", d_out, q.scalar_type(), q.sizes());
-  check_saved("out", out, q.scalar_type(), q.sizes());
-  check_saved("softmax", softmax, at::toOpMathType(q.scalar_type()),
-              {2, q.size(0), q.size(1), blocks.num_blocks(), blocks.block()});
+  check_given(gradients, {{"d_out", q.scalar_type(), q.sizes().vec()}});
+  check_given(saved, {{"out", q.scalar_type(), q.sizes().vec()},
+                      {"softmax",
+                       at::toOpMathType(q.scalar_type()),
+                       {2, q.size(0), q.size(1), blocks.num_blocks(), blocks.block()}}});
   return differentiate(
       [&](const Tensors& x) -> Differentiated {
         const BlockAttention attention = call.attention(x);
         if (!has_two_passes(attention)) {
-          return {{blocks.from_blocks(attend_in_blocks(attention, Path::kFused), 2)}, {d_out}};
+          return {{blocks.from_blocks(attend_in_blocks(attention, Path::kFused), 2)},
+                  {gradients[0]}};
         }
         // Autograd handles everything before the block attention; the kernel handles the rest.
         Tensors values{attention.q_BHNbD}, biases;
@@ -210,15 +215,14 @@ std::vector<at::Tensor> attention_in_blocks_backward(
           if (!is_none(x[term])) values.push_back(x[term]);
         }
         const c10::AutoGradMode without_gradients(false);
-        return {values, fused_backward(attention, {blocks.to_blocks(out, 2), softmax},
-                                       blocks.to_blocks(d_out, 2))};
+        return {values, fused_backward(attention, {blocks.to_blocks(saved[0], 2), saved[1]},
+                                       blocks.to_blocks(gradients[0], 2))};
       },
       inputs);
 }
 
 at::Tensor open_block_pairs(const at::Tensor& q, std::int64_t block,
-                            const std::optional<at::Tensor>& key_lengths,
-                            const std::optional<at::Tensor>& segments) {
+                            const OptionalTensor& key_lengths, const OptionalTensor& segments) {
   check_block(block);
   check_mask_types(q, key_lengths, segments);
   const c10::OptionalDeviceGuard guard(q.device());
@@ -231,11 +235,10 @@ at::Tensor open_block_pairs(const at::Tensor& q, std::int64_t block,
   return open_BNN.unsqueeze(1).expand({q.size(0), 1, N, N}).contiguous();
 }
 
-std::tuple<at::Tensor, at::Tensor> sinkhorn_balance(const at::Tensor& scores,
-                                                    std::int64_t iterations,
-                                                    std::string_view name) {
+Tensors SinkhornBalance::forward(at::TensorList inputs) const {
+  const at::Tensor& scores = scores_of(inputs);
   const c10::OptionalDeviceGuard guard(scores.device());
-  const Form form = form_named(name);
+  const Form form = form_named(balance);
   check_balance(scores, iterations, form);
   if (!fits_kernel(scores, form)) {
     return {laid_out_as(scores, balanced(scores, iterations, form)),
@@ -246,23 +249,33 @@ std::tuple<at::Tensor, at::Tensor> sinkhorn_balance(const at::Tensor& scores,
   return {laid_out_as(scores, weights), solved};
 }
 
-at::Tensor sinkhorn_balance_backward(const at::Tensor& d_weights, const at::Tensor& scores,
-                                     const at::Tensor& solved, std::int64_t iterations,
-                                     std::string_view name) {
+Tensors SinkhornBalance::meta(at::TensorList inputs) const {
+  const at::Tensor& scores = scores_of(inputs);
+  const c10::SymInt rows =
+      form_named(balance) == Form::kPrefix ? scores.sym_size(2) : c10::SymInt(1);
+  check_iterations(iterations);
+  return {at::empty_like(scores),
+          at::empty_symint({scores.sym_size(0), scores.sym_size(1), rows, 1},
+                           scores.options().dtype(at::kBool))};
+}
+
+Tensors SinkhornBalance::backward(at::TensorList gradients, at::TensorList inputs,
+                                  at::TensorList saved) const {
+  const at::Tensor& scores = scores_of(inputs);
   const c10::OptionalDeviceGuard guard(scores.device());
-  const Form form = form_named(name);
+  const Form form = form_named(balance);
   check_balance(scores, iterations, form);
-  check_saved("d_weights", d_weights, scores.scalar_type(), scores.sizes());
-  check_saved("solved", solved, at::kBool, solved_sizes(scores, form));
+  check_given(gradients, {{"d_weights", scores.scalar_type(), scores.sizes().vec()}});
+  check_given(saved, {{"solved", at::kBool, solved_sizes(scores, form)}});
   if (fits_kernel(scores, form)) {
-    return laid_out_as(scores, fused_balance_backward(d_weights, masked(scores, form), solved,
-                                                      iterations, form == Form::kPrefix, 0));
+    return {laid_out_as(scores, fused_balance_backward(gradients[0], masked(scores, form), saved[0],
+                                                       iterations, form == Form::kPrefix, 0))};
   }
   return differentiate(
       [&](const Tensors& x) -> Differentiated {
-        return {{balanced(x[0], iterations, form)}, {d_weights}};
+        return {{balanced(x[0], iterations, form)}, {gradients[0]}};
       },
-      {scores})[0];
+      inputs);
 }
 
 }  // namespace birkhoff::ops

@@ -14,10 +14,12 @@
 #include <cstdint>
 #include <optional>
 #include <string_view>
-#include <tuple>
 #include <vector>
 
 namespace birkhoff::ops {
+
+using OptionalTensor = std::optional<at::Tensor>;
+using Tensors = std::vector<at::Tensor>;
 
 // The inputs of an operator that have gradients, in this order. An input that a call does not have
 // is a tensor of sizes [0].
@@ -33,6 +35,10 @@ enum Input : std::size_t {
   kWeights,
 };
 inline bool is_none(const at::Tensor& x) { return x.dim() == 1 && x.sym_size(0) == 0; }
+
+// ---- Operators with a gradient, which dispatch.h registers. Their members are the options. The
+// backward pass gets the gradients of the first kOutputs results, the inputs, and the results from
+// kFirstSaved on. meta() is the forward pass of tensors without memory, for tracing.
 
 // As the block size: the whole sequence is one block, however long it is.
 constexpr std::int64_t kWholeSequence = 0;
@@ -53,29 +59,43 @@ constexpr std::int64_t kWholeSequence = 0;
 // the layout of at::empty_like of that input. The second result is the softmax's maximum and
 // inverse sum for the backward pass: [2, B, H, N, b], at least fp32. If the kernels do not take the
 // call, or if it has two softmaxes, it is zeros and the backward pass runs the forward pass again.
-std::tuple<at::Tensor, at::Tensor> attention_in_blocks(
-    at::TensorList inputs, std::int64_t block, std::int64_t look_back, std::int64_t look_ahead,
-    bool causal, std::string_view combine, double dropout, const std::optional<at::Tensor>& seed,
-    const std::optional<at::Tensor>& key_lengths, const std::optional<at::Tensor>& segments);
-std::vector<at::Tensor> attention_in_blocks_backward(
-    const at::Tensor& d_out, at::TensorList inputs, const at::Tensor& out,
-    const at::Tensor& softmax, std::int64_t block, std::int64_t look_back, std::int64_t look_ahead,
-    bool causal, std::string_view combine, double dropout, const std::optional<at::Tensor>& seed,
-    const std::optional<at::Tensor>& key_lengths, const std::optional<at::Tensor>& segments);
+struct AttentionInBlocks {
+  static constexpr char kName[] = "_attention_in_blocks";
+  static constexpr char kOptions[] =
+      "int block, int look_back, int look_ahead, bool causal, str combine, float dropout, "
+      "Tensor? seed, Tensor? key_lengths, Tensor? segments";
+  static constexpr std::size_t kOutputs = 1, kFirstSaved = 0;
+
+  std::int64_t block = kWholeSequence, look_back = 0, look_ahead = 0;
+  bool causal = true;
+  std::string_view combine = "concat";
+  double dropout = 0;
+  OptionalTensor seed, key_lengths, segments;
+
+  Tensors forward(at::TensorList inputs) const;
+  Tensors meta(at::TensorList inputs) const;
+  Tensors backward(at::TensorList gradients, at::TensorList inputs, at::TensorList saved) const;
+};
 
 // bool [B, 1, N, N]: block pairs that padding and documents leave visible, regardless of causality.
 at::Tensor open_block_pairs(const at::Tensor& q, std::int64_t block,
-                            const std::optional<at::Tensor>& key_lengths,
-                            const std::optional<at::Tensor>& segments);
+                            const OptionalTensor& key_lengths, const OptionalTensor& segments);
 
-// Computes weights from scores in fp32 or fp64. `form` is "full", the ordinary balance for
+// Computes weights from the only input, scores in fp32 or fp64. `balance` is "full", the ordinary balance for
 // encoders, or one of the exactly causal "prefix", "cumulative" and "none" of
 // configs/schema/attention.proto. A score of -inf masks its pair. The second result, bool
 // [B, H, N or 1, 1], is true where the kernel could solve the problem.
-std::tuple<at::Tensor, at::Tensor> sinkhorn_balance(const at::Tensor& scores,
-                                                    std::int64_t iterations, std::string_view form);
-at::Tensor sinkhorn_balance_backward(const at::Tensor& d_weights, const at::Tensor& scores,
-                                     const at::Tensor& solved, std::int64_t iterations,
-                                     std::string_view form);
+struct SinkhornBalance {
+  static constexpr char kName[] = "_sinkhorn_balance";
+  static constexpr char kOptions[] = "int iterations, str balance";
+  static constexpr std::size_t kOutputs = 1, kFirstSaved = 1;
+
+  std::int64_t iterations;
+  std::string_view balance;
+
+  Tensors forward(at::TensorList inputs) const;
+  Tensors meta(at::TensorList inputs) const;
+  Tensors backward(at::TensorList gradients, at::TensorList inputs, at::TensorList saved) const;
+};
 
 }  // namespace birkhoff::ops

@@ -5,8 +5,6 @@
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torch/csrc/autograd/autograd.h>
 
-#include "attention/pytorch/calls.h"
-
 namespace birkhoff::ops {
 
 Tensors differentiate(const std::function<Differentiated(const Tensors&)>& run,
@@ -33,10 +31,22 @@ at::Tensor laid_out_as(const at::Tensor& model, const at::Tensor& x) {
   return result.strides() == x.strides() ? x : result.copy_(x);
 }
 
-void check_saved(const char* name, const at::Tensor& x, at::ScalarType dtype,
-                 at::IntArrayRef sizes) {
-  TORCH_CHECK_VALUE(x.scalar_type() == dtype && x.sizes() == sizes, "birkhoff: ", name, " must be ",
-                    dtype, " ", sizes, ", not ", x.scalar_type(), " ", x.sizes());
+void check_given(at::TensorList given, const std::vector<Expected>& expected) {
+  TORCH_CHECK_VALUE(given.size() == expected.size(), "birkhoff: a backward pass needs ",
+                    expected.size(), " tensors from ", expected.front().name, " on, not ",
+                    given.size());
+  for (std::size_t i = 0; i < given.size(); ++i) {
+    const auto& [name, dtype, sizes] = expected[i];
+    TORCH_CHECK_VALUE(given[i].scalar_type() == dtype && given[i].sizes() == sizes,
+                      "birkhoff: ", name, " must be ", dtype, " ", at::IntArrayRef(sizes), ", not ",
+                      given[i].scalar_type(), " ", given[i].sizes());
+  }
+}
+
+std::optional<NoiseKey> noise_of(double dropout, const std::optional<at::Tensor>& seed,
+                                 const at::Tensor& q) {
+  if (static_cast<float>(dropout) == 0) return std::nullopt;
+  return NoiseKey{.step = *seed, .sample_ids_B = at::arange(q.size(0), seed->options())};
 }
 
 GivenTerms terms_of(at::TensorList inputs, bool causal) {

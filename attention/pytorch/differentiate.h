@@ -4,14 +4,16 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <cstdint>
 #include <functional>
+#include <optional>
 #include <vector>
 
 #include "attention/kernels/relative_positions/relative_positions.h"
+#include "attention/pytorch/calls.h"
+#include "cluster/base/random/philox.h"
 
 namespace birkhoff::ops {
-
-using Tensors = std::vector<at::Tensor>;
 
 // Tensors, and the gradients of the loss with respect to them.
 struct Differentiated {
@@ -27,9 +29,17 @@ Tensors differentiate(const std::function<Differentiated(const Tensors&)>& run,
 // Returns x in the layout that autograd, compiled graphs and the kernel's meta function all expect.
 at::Tensor laid_out_as(const at::Tensor& model, const at::Tensor& x);
 
-// Checks the tensors that a backward pass gets from the forward pass or from the caller.
-void check_saved(const char* name, const at::Tensor& x, at::ScalarType dtype,
-                 at::IntArrayRef sizes);
+// What a tensor must be that a backward pass gets from the forward pass or from the caller.
+struct Expected {
+  const char* name;
+  at::ScalarType dtype;
+  std::vector<std::int64_t> sizes;
+};
+void check_given(at::TensorList given, const std::vector<Expected>& expected);
+
+// The noise of attention dropout (calls.h); none without dropout.
+std::optional<NoiseKey> noise_of(double dropout, const std::optional<at::Tensor>& seed,
+                                 const at::Tensor& q);
 
 // The optional logit terms among a call's inputs (calls.h). Undefined where absent.
 struct GivenTerms {

@@ -17,8 +17,6 @@
 namespace birkhoff::ops {
 namespace {
 
-using OptionalTensor = std::optional<at::Tensor>;
-
 ClusterSelection selection_named(std::string_view name) {
   if (name == "causal_bucket") return ClusterSelection::kCausalBucket;
   if (name == "full_topw") return ClusterSelection::kNearestCausal;
@@ -40,106 +38,98 @@ Documents documents_of(const at::Tensor& q, const OptionalTensor& key_lengths,
   return {segments.value_or(at::Tensor()), key_lengths.value_or(at::Tensor()), q};
 }
 
-// A checked call of attention_in_clusters, differentiable in `inputs`.
-ClusterAttention clusters_of(at::TensorList inputs, const at::Tensor& centroids,
-                             std::int64_t window, std::string_view selection,
-                             std::string_view overlap, double logit_scale,
-                             const OptionalTensor& key_lengths, const OptionalTensor& segments) {
-  check_clusters(inputs, centroids, window, selection, overlap, logit_scale, key_lengths, segments);
-  const ClusterSelection chosen = selection_named(selection);
+void check(const AttentionInClusters& call, at::TensorList inputs) {
+  check_inputs(inputs, /*may_have_weights=*/false);
+  const at::Tensor& q = inputs[kQueries];
+  TORCH_CHECK_VALUE(call.centroids.dim() == 3, "birkhoff: centroids must be [H, K, D], not ",
+                    call.centroids.sym_sizes());
+  check_dtype("centroids", call.centroids, at::toOpMathType(q.scalar_type()));
+  check_device("centroids", call.centroids, q);
+  check_between("window", call.window, 1, kMaxBlockTokens);
+  selection_named(call.selection);
+  merge_named(call.overlap);
+  TORCH_CHECK_VALUE(call.logit_scale >= 0 && std::isfinite(call.logit_scale),
+                    "birkhoff: logit_scale must be 0 (the square root of D) or above, not ",
+                    call.logit_scale);
+  check_mask_types(q, call.key_lengths, call.segments);
+}
+
+void check(const AttentionToListedBlocks& call, at::TensorList inputs) {
+  check_inputs(inputs, /*may_have_weights=*/false);
+  TORCH_CHECK_VALUE(call.chosen.dim() == 4, "birkhoff: chosen must be [B, H, L, C], not ",
+                    call.chosen.sym_sizes());
+  check_dtype("chosen", call.chosen, at::kLong);
+  check_device("chosen", call.chosen, inputs[kQueries]);
+  check_block(call.block);
+  check_mask_types(inputs[kQueries], call.key_lengths, call.segments);
+}
+
+// A checked call, differentiable in the inputs.
+ClusterAttention clusters_of(const AttentionInClusters& call, at::TensorList inputs) {
+  check(call, inputs);
+  const ClusterSelection chosen = selection_named(call.selection);
   const bool causal = chosen != ClusterSelection::kNearest;
   check_sizes_of_inputs(inputs, causal);
   const at::Tensor &q = inputs[kQueries], &k = inputs[kKeys], &v = inputs[kValues];
   TORCH_CHECK_VALUE(!is_none(k) || v.size(1) == q.size(1), "birkhoff: without k, v must have q's ",
                     q.size(1), " heads, not ", v.size(1));
-  TORCH_CHECK_VALUE(
-      centroids.size(0) == v.size(1) && centroids.size(1) > 0 && centroids.size(2) == q.size(3),
-      "birkhoff: centroids must be [", v.size(1), ", K, ", q.size(3), "], K above 0, not ",
-      centroids.sizes());
+  TORCH_CHECK_VALUE(call.centroids.size(0) == v.size(1) && call.centroids.size(1) > 0 &&
+                        call.centroids.size(2) == q.size(3),
+                    "birkhoff: centroids must be [", v.size(1), ", K, ", q.size(3),
+                    "], K above 0, not ", call.centroids.sizes());
   const GivenTerms terms = terms_of(inputs, causal);
   return {.q_BHLD = q,
           .k_BHLD = is_none(k) ? at::Tensor() : k,
           .v_BHLD = v,
-          .centroids_HKD = centroids.detach().contiguous(),
-          .documents = documents_of(q, key_lengths, segments),
-          .length = length_for(logit_scale, q.size(3)),
+          .centroids_HKD = call.centroids.detach().contiguous(),
+          .documents = documents_of(q, call.key_lengths, call.segments),
+          .length = length_for(call.logit_scale, q.size(3)),
           .selection = chosen,
-          .window = std::min(window, q.size(2)),
-          .merge = merge_named(overlap),
+          .window = std::min(call.window, q.size(2)),
+          .merge = merge_named(call.overlap),
           .relative = terms.relative,
           .sink_H = terms.sink_H};
 }
 
-// A checked call of attention_to_listed_blocks, differentiable in `inputs`.
-GatheredAttention listed(at::TensorList inputs, const at::Tensor& chosen, std::int64_t block,
-                         bool causal, const OptionalTensor& key_lengths,
-                         const OptionalTensor& segments) {
-  check_listed_blocks(inputs, chosen, block, key_lengths, segments);
-  check_sizes_of_inputs(inputs, causal);
+// A checked call, differentiable in the inputs.
+GatheredAttention listed(const AttentionToListedBlocks& call, at::TensorList inputs) {
+  check(call, inputs);
+  check_sizes_of_inputs(inputs, call.causal);
   const at::Tensor &q = inputs[kQueries], &k = inputs[kKeys];
   TORCH_CHECK_VALUE(!is_none(k), "birkhoff: k must be [B, H, L, D], not none");
-  TORCH_CHECK_VALUE(
-      chosen.size(0) == k.size(0) && chosen.size(1) == k.size(1) && chosen.size(2) == k.size(2),
-      "birkhoff: chosen must be [", k.size(0), ", ", k.size(1), ", ", k.size(2), ", C], not ",
-      chosen.sizes());
-  const std::int64_t of_block = std::min(block, q.size(2)),
+  TORCH_CHECK_VALUE(call.chosen.size(0) == k.size(0) && call.chosen.size(1) == k.size(1) &&
+                        call.chosen.size(2) == k.size(2),
+                    "birkhoff: chosen must be [", k.size(0), ", ", k.size(1), ", ", k.size(2),
+                    ", C], not ", call.chosen.sizes());
+  const std::int64_t of_block = std::min(call.block, q.size(2)),
                      N = (q.size(2) + of_block - 1) / of_block;
-  if (chosen.is_cpu() && chosen.numel() > 0) {
-    const auto [least, most] = chosen.aminmax();
+  if (call.chosen.is_cpu() && call.chosen.numel() > 0) {
+    const auto [least, most] = call.chosen.aminmax();
     for (const at::Tensor& number : {least, most}) {
       check_between("chosen", number.item<std::int64_t>(), -1, N - 1);
     }
   }
   const BlockTopK choice{.q_BHLD = k.detach(),
                          .k_BHLD = k.detach(),
-                         .documents = documents_of(q, key_lengths, segments),
+                         .documents = documents_of(q, call.key_lengths, call.segments),
                          .block = of_block,
-                         .others = chosen.size(3),
-                         .causal = causal};
+                         .others = call.chosen.size(3),
+                         .causal = call.causal};
   // lists_of_blocks() tells documents apart by their positions.
   TORCH_CHECK_VALUE(choice.documents.count * q.size(2) < (std::int64_t{1} << 31),
                     "birkhoff: ", choice.documents.count, " segments in ", q.size(2),
                     " tokens; their product must be below 2^31");
-  const GivenTerms terms = terms_of(inputs, causal);
+  const GivenTerms terms = terms_of(inputs, call.causal);
   return {.q_BHLD = q,
           .k_BHSD = k,
           .v_BHSD = inputs[kValues],
-          .rows = lists_of_blocks(choice, chosen),
-          .key_lengths_B = key_lengths.value_or(at::Tensor()),
+          .rows = lists_of_blocks(choice, call.chosen),
+          .key_lengths_B = call.key_lengths.value_or(at::Tensor()),
           .relative = terms.relative,
           .sink_H = terms.sink_H};
 }
 
 }  // namespace
-
-void check_clusters(at::TensorList inputs, const at::Tensor& centroids, std::int64_t window,
-                    std::string_view selection, std::string_view overlap, double logit_scale,
-                    const OptionalTensor& key_lengths, const OptionalTensor& segments) {
-  check_inputs(inputs, /*may_have_weights=*/false);
-  const at::Tensor& q = inputs[kQueries];
-  TORCH_CHECK_VALUE(centroids.dim() == 3, "birkhoff: centroids must be [H, K, D], not ",
-                    centroids.sym_sizes());
-  check_dtype("centroids", centroids, at::toOpMathType(q.scalar_type()));
-  check_device("centroids", centroids, q);
-  check_between("window", window, 1, kMaxBlockTokens);
-  selection_named(selection);
-  merge_named(overlap);
-  TORCH_CHECK_VALUE(logit_scale >= 0 && std::isfinite(logit_scale),
-                    "birkhoff: logit_scale must be 0 (the square root of D) or above, not ",
-                    logit_scale);
-  check_mask_types(q, key_lengths, segments);
-}
-
-void check_listed_blocks(at::TensorList inputs, const at::Tensor& chosen, std::int64_t block,
-                         const OptionalTensor& key_lengths, const OptionalTensor& segments) {
-  check_inputs(inputs, /*may_have_weights=*/false);
-  TORCH_CHECK_VALUE(chosen.dim() == 4, "birkhoff: chosen must be [B, H, L, C], not ",
-                    chosen.sym_sizes());
-  check_dtype("chosen", chosen, at::kLong);
-  check_device("chosen", chosen, inputs[kQueries]);
-  check_block(block);
-  check_mask_types(inputs[kQueries], key_lengths, segments);
-}
 
 void check_choice(const at::Tensor& q, const at::Tensor& k, std::int64_t block, std::int64_t count,
                   const OptionalTensor& key_lengths, const OptionalTensor& segments) {
@@ -150,57 +140,59 @@ void check_choice(const at::Tensor& q, const at::Tensor& k, std::int64_t block, 
   check_mask_types(q, key_lengths, segments);
 }
 
-std::tuple<at::Tensor, at::Tensor, at::Tensor> attention_in_clusters(
-    at::TensorList inputs, const at::Tensor& centroids, std::int64_t window,
-    std::string_view selection, std::string_view overlap, double logit_scale,
-    const OptionalTensor& key_lengths, const OptionalTensor& segments) {
+Tensors AttentionInClusters::forward(at::TensorList inputs) const {
   const c10::OptionalDeviceGuard guard(inputs[kQueries].device());
-  const ClusterAttention in = clusters_of(inputs, centroids, window, selection, overlap,
-                                          logit_scale, key_lengths, segments);
+  const ClusterAttention in = clusters_of(*this, inputs);
   const ClusteredTokens tokens = cluster_tokens(in, Path::kFused);
   return {laid_out_as(in.q_BHLD, attend_in_clusters(in, tokens, Path::kFused)),
           tokens.distance_BH().contiguous(), tokens.sums(Path::kFused).contiguous()};
 }
 
-std::vector<at::Tensor> attention_in_clusters_backward(
-    const at::Tensor& d_out, const at::Tensor& d_distance, at::TensorList inputs,
-    const at::Tensor& centroids, std::int64_t window, std::string_view selection,
-    std::string_view overlap, double logit_scale, const OptionalTensor& key_lengths,
-    const OptionalTensor& segments) {
-  const c10::OptionalDeviceGuard guard(inputs[kQueries].device());
+Tensors AttentionInClusters::meta(at::TensorList inputs) const {
+  check(*this, inputs);
   const at::Tensor &q = inputs[kQueries], &v = inputs[kValues];
+  return {at::empty_like(q), at::empty_symint({q.sym_size(0), v.sym_size(1)}, centroids.options()),
+          at::empty_symint({v.sym_size(1), centroids.sym_size(1), q.sym_size(3) + 1},
+                           centroids.options())};
+}
+
+Tensors AttentionInClusters::backward(at::TensorList gradients, at::TensorList inputs,
+                                      at::TensorList /*saved*/) const {
+  const c10::OptionalDeviceGuard guard(inputs[kQueries].device());
   return differentiate(
       [&](const Tensors& x) -> Differentiated {
-        const ClusterAttention in = clusters_of(x, centroids, window, selection, overlap,
-                                                logit_scale, key_lengths, segments);
-        check_saved("d_out", d_out, q.scalar_type(), q.sizes());
-        check_saved("d_distance", d_distance, at::toOpMathType(q.scalar_type()),
-                    {q.size(0), v.size(1)});
+        const ClusterAttention in = clusters_of(*this, x);
+        const at::Tensor& q = in.q_BHLD;
+        check_given(
+            gradients,
+            {{"d_out", q.scalar_type(), q.sizes().vec()},
+             {"d_distance", at::toOpMathType(q.scalar_type()), {q.size(0), in.v_BHLD.size(1)}}});
         const ClusteredTokens tokens = cluster_tokens(in, Path::kFused);
         return {{attend_in_clusters(in, tokens, Path::kFused), tokens.distance_BH()},
-                {d_out, d_distance}};
+                gradients.vec()};
       },
       inputs);
 }
 
-at::Tensor attention_to_listed_blocks(at::TensorList inputs, const at::Tensor& chosen,
-                                      std::int64_t block, bool causal,
-                                      const OptionalTensor& key_lengths,
-                                      const OptionalTensor& segments) {
+Tensors AttentionToListedBlocks::forward(at::TensorList inputs) const {
   const c10::OptionalDeviceGuard guard(inputs[kQueries].device());
-  const GatheredAttention in = listed(inputs, chosen, block, causal, key_lengths, segments);
-  return laid_out_as(in.q_BHLD, attend_gathered(in, Path::kFused).out_BHLD);
+  const GatheredAttention in = listed(*this, inputs);
+  return {laid_out_as(in.q_BHLD, attend_gathered(in, Path::kFused).out_BHLD)};
 }
 
-std::vector<at::Tensor> attention_to_listed_blocks_backward(
-    const at::Tensor& d_out, at::TensorList inputs, const at::Tensor& chosen, std::int64_t block,
-    bool causal, const OptionalTensor& key_lengths, const OptionalTensor& segments) {
+Tensors AttentionToListedBlocks::meta(at::TensorList inputs) const {
+  check(*this, inputs);
+  return {at::empty_like(inputs[kQueries])};
+}
+
+Tensors AttentionToListedBlocks::backward(at::TensorList gradients, at::TensorList inputs,
+                                          at::TensorList /*saved*/) const {
   const c10::OptionalDeviceGuard guard(inputs[kQueries].device());
   return differentiate(
       [&](const Tensors& x) -> Differentiated {
-        const GatheredAttention in = listed(x, chosen, block, causal, key_lengths, segments);
-        check_saved("d_out", d_out, in.q_BHLD.scalar_type(), in.q_BHLD.sizes());
-        return {{attend_gathered(in, Path::kFused).out_BHLD}, {d_out}};
+        const GatheredAttention in = listed(*this, x);
+        check_given(gradients, {{"d_out", in.q_BHLD.scalar_type(), in.q_BHLD.sizes().vec()}});
+        return {{attend_gathered(in, Path::kFused).out_BHLD}, {gradients[0]}};
       },
       inputs);
 }

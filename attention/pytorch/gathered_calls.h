@@ -10,8 +10,8 @@
 #include <cstdint>
 #include <optional>
 #include <string_view>
-#include <tuple>
-#include <vector>
+
+#include "attention/pytorch/calls.h"
 
 namespace birkhoff::ops {
 
@@ -23,43 +23,49 @@ namespace birkhoff::ops {
 // Returns the output; the distance [B, H], the sum over tokens of |x / |x| - centroid|^2, of
 // queries and keys; and sums [H, K, D + 1] of unit vectors in each cluster and their counts, which
 // have no gradient.
-std::tuple<at::Tensor, at::Tensor, at::Tensor> attention_in_clusters(
-    at::TensorList inputs, const at::Tensor& centroids, std::int64_t window,
-    std::string_view selection, std::string_view overlap, double logit_scale,
-    const std::optional<at::Tensor>& key_lengths, const std::optional<at::Tensor>& segments);
-std::vector<at::Tensor> attention_in_clusters_backward(
-    const at::Tensor& d_out, const at::Tensor& d_distance, at::TensorList inputs,
-    const at::Tensor& centroids, std::int64_t window, std::string_view selection,
-    std::string_view overlap, double logit_scale, const std::optional<at::Tensor>& key_lengths,
-    const std::optional<at::Tensor>& segments);
+struct AttentionInClusters {
+  static constexpr char kName[] = "_attention_in_clusters";
+  static constexpr char kOptions[] =
+      "Tensor centroids, int window, str selection, str overlap, float logit_scale, "
+      "Tensor? key_lengths, Tensor? segments";
+  static constexpr std::size_t kOutputs = 2, kFirstSaved = 3;
+
+  at::Tensor centroids;
+  std::int64_t window;
+  std::string_view selection, overlap;
+  double logit_scale;
+  OptionalTensor key_lengths, segments;
+
+  Tensors forward(at::TensorList inputs) const;
+  Tensors meta(at::TensorList inputs) const;
+  Tensors backward(at::TensorList gradients, at::TensorList inputs, at::TensorList saved) const;
+};
 
 // Attention of each query to its own block and to the blocks chosen [B, H, L, C], int64, -1 for
 // none; if causal, up to the query itself. A block that is listed twice counts twice.
-at::Tensor attention_to_listed_blocks(at::TensorList inputs, const at::Tensor& chosen,
-                                      std::int64_t block, bool causal,
-                                      const std::optional<at::Tensor>& key_lengths,
-                                      const std::optional<at::Tensor>& segments);
-std::vector<at::Tensor> attention_to_listed_blocks_backward(
-    const at::Tensor& d_out, at::TensorList inputs, const at::Tensor& chosen, std::int64_t block,
-    bool causal, const std::optional<at::Tensor>& key_lengths,
-    const std::optional<at::Tensor>& segments);
+struct AttentionToListedBlocks {
+  static constexpr char kName[] = "_attention_to_listed_blocks";
+  static constexpr char kOptions[] =
+      "Tensor chosen, int block, bool causal, Tensor? key_lengths, Tensor? segments";
+  static constexpr std::size_t kOutputs = 1, kFirstSaved = 1;
+
+  at::Tensor chosen;
+  std::int64_t block;
+  bool causal;
+  OptionalTensor key_lengths, segments;
+
+  Tensors forward(at::TensorList inputs) const;
+  Tensors meta(at::TensorList inputs) const;
+  Tensors backward(at::TensorList gradients, at::TensorList inputs, at::TensorList saved) const;
+};
 
 // int64 [B, H, L, count]: select_top_blocks() of block_top_k.h, -1 where there are no more.
 at::Tensor chosen_blocks(const at::Tensor& q, const at::Tensor& k, std::int64_t block,
-                         std::int64_t count, bool causal,
-                         const std::optional<at::Tensor>& key_lengths,
-                         const std::optional<at::Tensor>& segments);
+                         std::int64_t count, bool causal, const OptionalTensor& key_lengths,
+                         const OptionalTensor& segments);
 
 // Checks that need no memory.
-void check_clusters(at::TensorList inputs, const at::Tensor& centroids, std::int64_t window,
-                    std::string_view selection, std::string_view overlap, double logit_scale,
-                    const std::optional<at::Tensor>& key_lengths,
-                    const std::optional<at::Tensor>& segments);
-void check_listed_blocks(at::TensorList inputs, const at::Tensor& chosen, std::int64_t block,
-                         const std::optional<at::Tensor>& key_lengths,
-                         const std::optional<at::Tensor>& segments);
 void check_choice(const at::Tensor& q, const at::Tensor& k, std::int64_t block, std::int64_t count,
-                  const std::optional<at::Tensor>& key_lengths,
-                  const std::optional<at::Tensor>& segments);
+                  const OptionalTensor& key_lengths, const OptionalTensor& segments);
 
 }  // namespace birkhoff::ops

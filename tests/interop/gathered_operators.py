@@ -7,7 +7,7 @@ import math
 
 import torch
 
-from operator_arguments import check
+from operator_definitions import check
 
 
 def terms_of(heads, dim, rows, dtype, device):

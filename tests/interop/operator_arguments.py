@@ -4,16 +4,12 @@ pytorch_operators.py."""
 
 import math
 import re
-import sys
 
 import torch
 
+import all_pairs_operators
 import gathered_operators
-
-
-def check(good, what):
-    if not good:
-        sys.exit(f"FAILED: {what}")
+from operator_definitions import check
 
 
 def refusals():
@@ -31,10 +27,10 @@ def refusals():
     window = (4, 0, 0, True, "concat", 0.0, None, None, None)
     forward = ops._attention_in_blocks
     backward = (lambda d_out=q, inputs=inputs, out=q, softmax=result:
-                ops._attention_in_blocks_backward(d_out, inputs, out, softmax, *window))
+                ops._attention_in_blocks_backward([d_out], inputs, [out, softmax], *window))
     solved = torch.ones(1, 2, 3, 1, dtype=torch.bool)
     balance_backward = (lambda d=scores, s=scores, solved=solved, iterations=5, form="prefix":
-                        ops._sinkhorn_balance_backward(d, s, solved, iterations, form))
+                        ops._sinkhorn_balance_backward([d], [s], [solved], iterations, form))
     most = 2**20
     table = [
         # Sizes, types and devices of q, k, v and weights.
@@ -159,7 +155,10 @@ def refusals():
         ("solved must be", lambda: balance_backward(solved=solved[:, :, 1:])),
         ("solved must be", lambda: balance_backward(solved=solved.int())),
         ("iterations .* not 10000000", lambda: balance_backward(iterations=10**7)),
+        ("inputs must be scores, not 2 tensors",
+         lambda: ops._sinkhorn_balance([scores] * 2, 5, "full")),
         *gathered_operators.gathered_refusals(),
+        *all_pairs_operators.all_pairs_refusals(),
     ]
     for what, call in table:
         try:

@@ -2,10 +2,16 @@
 
 import functools
 import math
+import sys
 
 import torch
 
 BARRED = -math.inf
+
+
+def check(good, what):
+    if not good:
+        sys.exit(f"FAILED: {what}")
 
 
 def window(length, block, look_back, look_ahead, causal):

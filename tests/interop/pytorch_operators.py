@@ -30,11 +30,13 @@ except Exception as error:  # no PyTorch, or one without the libraries that it r
     sys.exit(77)
 
 # After PyTorch, which may be missing.
+from all_pairs_operators import (  # noqa: E402
+    all_pairs_cases, all_pairs_compiled, all_pairs_definitions, all_pairs_meaning, private_calls)
 from gathered_operators import (  # noqa: E402
     gathered_cases, gathered_definitions, gathered_meaning)
-from operator_arguments import check, extremes, refusals  # noqa: E402
+from operator_arguments import extremes, refusals  # noqa: E402
 from operator_definitions import (  # noqa: E402
-    BARRED, window, masked_attention, block_local_attention, balance,
+    BARRED, check, window, masked_attention, block_local_attention, balance,
     open_pairs, tokens, sorted_attention)
 
 DOCUMENT = pathlib.Path(__file__).resolve().parents[2] / "docs/pytorch.md"
@@ -284,7 +286,7 @@ def last_of_each(all_cases):
 
 
 def gradients_and_traces(device, full):
-    all_cases = (*cases(device), *gathered_cases(heads, device))
+    all_cases = (*cases(device), *gathered_cases(heads, device), *all_pairs_cases(heads, device))
     count = 0
     for name, arguments, keywords in all_cases if full else last_of_each(all_cases):
         operator = getattr(torch.ops.birkhoff, name).default
@@ -316,39 +318,47 @@ def gradients_and_traces(device, full):
         count += 1
     # No CPU kernel supports float16.
     half = [torch.randn(1, 2, 10, 4, device=device).half().requires_grad_() for _ in range(3)]
-    torch.library.opcheck(torch.ops.birkhoff.dense_attention.default, half,
-                          {"key_lengths": torch.tensor([6], device=device)})
-    torch.library.opcheck(torch.ops.birkhoff.dense_attention.default, half)
-    print(f"torch.autograd.gradcheck and torch.library.opcheck pass on {count + 2} calls")
+    padding = {"key_lengths": torch.tensor([6], device=device)}
+    for name, arguments, keywords in (("dense_attention", (), padding), ("dense_attention", (), {}),
+                                      ("top_k_attention", (3,), padding),
+                                      ("entmax_attention", (), padding),
+                                      ("sinkformer_attention", (), padding)):
+        torch.library.opcheck(
+            getattr(torch.ops.birkhoff, name).default, (*half, *arguments), keywords)
+        count += 1
+    print(f"torch.autograd.gradcheck and torch.library.opcheck pass on {count} calls")
     if not full:
         return
     # The private operators that users' operators call.
     ops = torch.ops.birkhoff
     count = 0
+
+    def both(operator, inputs, outputs, saved, options):
+        """opcheck of a private operator and its gradient. `outputs` results have gradients, those
+        from `saved` on are saved."""
+        nonlocal count
+        torch.library.opcheck(operator.default, (inputs, *options))
+        plain = [x.detach() for x in inputs]
+        results = operator(plain, *options)
+        torch.library.opcheck(
+            getattr(ops, operator._qualified_op_name.split("::")[1] + "_backward").default,
+            ([torch.randn_like(x) for x in results[:outputs]], plain, results[saved:], *options))
+        count += 2
+
     for name, arguments, keywords in cases(device):
         plain = tuple(x.detach() if isinstance(x, torch.Tensor) else x for x in arguments)
         none = [torch.zeros(0, dtype=torch.float64, device=device)
                ] * 3  # relative keys and values, sinks
         if name == "sinkhorn_balance":
-            torch.library.opcheck(ops._sinkhorn_balance.default, arguments)
-            weights, solved = ops._sinkhorn_balance(*plain)
-            torch.library.opcheck(ops._sinkhorn_balance_backward.default,
-                                  (torch.randn_like(weights), plain[0], solved, *plain[1:]))
+            both(ops._sinkhorn_balance, [arguments[0]], 1, 1,
+                 arguments[1:])
         elif name in ("block_local_attention", "sorted_attention"):
             number = 3 if name == "block_local_attention" else 4
             options = arguments[number:] if number == 3 else (arguments[4], 0, 0, arguments[5])
             options += (keywords.get("combine", "concat"), keywords.get("dropout", 0.0),
                         *map(keywords.get, ("seed", "key_lengths", "segments")))
-            with_none = lambda x: [*x[:3], *none, *x[3:number]]
-            torch.library.opcheck(ops._attention_in_blocks.default,
-                                  (with_none(arguments), *options))
-            inputs = with_none(plain)
-            out, softmax = ops._attention_in_blocks(inputs, *options)
-            torch.library.opcheck(ops._attention_in_blocks_backward.default,
-                                  (torch.randn_like(out), inputs, out, softmax, *options))
-        else:
-            continue
-        count += 2
+            both(ops._attention_in_blocks,
+                 [*arguments[:3], *none, *arguments[3:number]], 1, 0, options)
     for name, arguments, keywords in gathered_cases(heads, device):
         plain = [x.detach() if isinstance(x, torch.Tensor) else x for x in arguments]
         inputs = [
@@ -359,19 +369,14 @@ def gradients_and_traces(device, full):
         if name == "routing_attention":
             options = (*plain[3:5], (plain[5:] or ["causal_bucket"])[0],
                        keywords.get("overlap", "mean"), keywords.get("logit_scale", 0.0), *masks)
-            torch.library.opcheck(ops._attention_in_clusters.default, (inputs, *options))
-            out, distance, _ = ops._attention_in_clusters(inputs, *options)
-            torch.library.opcheck(
-                ops._attention_in_clusters_backward.default,
-                (torch.randn_like(out), torch.randn_like(distance), inputs, *options))
+            both(ops._attention_in_clusters, inputs, 2, 3,
+                 options)
         elif name == "listed_block_attention":
             options = (*plain[3:5], True, *masks)
-            torch.library.opcheck(ops._attention_to_listed_blocks.default, (inputs, *options))
-            torch.library.opcheck(ops._attention_to_listed_blocks_backward.default,
-                                  (torch.randn_like(plain[0]), inputs, *options))
-        else:
-            continue
-        count += 2
+            both(ops._attention_to_listed_blocks, inputs,
+                 1, 1, options)
+    for operator, inputs, options in private_calls(heads, device):
+        both(operator, inputs, 1, 1, options)
     name, arguments, keywords = list(cases(device))[-1]
     plain = tuple(x.detach() if isinstance(x, torch.Tensor) else x for x in arguments)
     torch.library.opcheck(ops.open_block_pairs.default, (plain[0], 2),
@@ -483,14 +488,19 @@ def main():
     meaning(arguments.device)
     gathered_definitions(same, heads, arguments.device)
     gathered_meaning(heads, arguments.device)
+    all_pairs_definitions(same, heads, arguments.device)
+    all_pairs_meaning(heads, arguments.device)
     if arguments.device == "cpu":
         refusals()
         extremes()
     gradients_and_traces(arguments.device, arguments.full)
     if arguments.full:
         compiled_options(arguments.device)
+        all_pairs_compiled(same, heads, arguments.device)
     for make in (lambda: types["SinkhornAttention"](32, 4, 8, 8), lambda: types["RoutingAttention"]
-                 (32, 4, 4, 16), lambda: types["MixtureOfBlockAttention"](32, 4, 8, 2)):
+                 (32, 4, 4, 16), lambda: types["MixtureOfBlockAttention"](32, 4, 8, 2),
+                 lambda: types["TopKAttention"](32, 4, 8), lambda: types["EntmaxAttention"]
+                 (32, 4), lambda: types["SinkformerAttention"](32, 4, 5)):
         training(make, arguments.device, arguments.full)
     return 0
 

@@ -15,6 +15,7 @@
 #include "attention/kernels/common/cpu_sets.h"
 #include "attention/kernels/common/fitting_rows.h"
 #include "attention/kernels/common/grouped_queries.h"
+#include "attention/kernels/common/masked_softmax.h"
 #include "attention/kernels/row_normalizer/cpu_rows.h"
 #include "attention/kernels/tile_attention/cpu_heads.h"
 #include "cluster/base/tensors/second_gradient.h"
@@ -61,9 +62,22 @@ struct FusedRows : torch::autograd::Function<FusedRows> {
     at::Tensor threshold_BHL, alpha_H;  // alpha in fp64, defined for entmax
   };
 
-  static at::Tensor forward(AutogradContext* context, const at::Tensor& q_BHLD,
-                            const at::Tensor& k_BHSD, const at::Tensor& v_BHSD,
-                            at::TensorList alpha_H, const RowAttention& in) {
+  // What both passes read, without the results of the forward pass.
+  static Saved constants(const RowAttention& in) {
+    const std::int64_t B = in.q_BHLD.size(0), L = in.q_BHLD.size(2);
+    const bool top_k = in.normalizer.kind == Normalizer::kTopK;
+    return {.first_BL = in.first_BL.expand({B, L}).contiguous(),
+            .end_BL = in.end_BL.expand({B, L}).contiguous(),
+            .kept_BL = top_k ? kept_BL(in).expand({B, L}).contiguous() : at::Tensor(),
+            .index_BHLk = {},
+            .weight_BHLk = {},
+            .threshold_BHL = {},
+            .alpha_H = top_k ? at::Tensor() : exponents(in.normalizer, in.q_BHLD.size(1))};
+  }
+
+  // The forward pass.
+  static std::pair<HeadTensors, Saved> attend(const RowAttention& in) {
+    const at::Tensor &q_BHLD = in.q_BHLD, &k_BHSD = in.k_BHSD, &v_BHSD = in.v_BHSD;
     HeadTensors x;
     x.q_BHLD = with_contiguous_rows(q_BHLD);
     x.k_BHSD = with_contiguous_rows(k_BHSD);
@@ -71,22 +85,42 @@ struct FusedRows : torch::autograd::Function<FusedRows> {
     x.out_BHLD = at::zeros_like(x.q_BHLD);  // stays 0 without keys
     const std::int64_t B = q_BHLD.size(0), H = q_BHLD.size(1), L = q_BHLD.size(2);
     const auto sums = q_BHLD.options().dtype(at::toOpMathType(q_BHLD.scalar_type()));
-    Saved saved{.first_BL = in.first_BL.expand({B, L}).contiguous(),
-                .end_BL = in.end_BL.expand({B, L}).contiguous(),
-                .kept_BL = {},
-                .index_BHLk = {},
-                .weight_BHLk = {},
-                .threshold_BHL = {},
-                .alpha_H = {}};
+    Saved saved = constants(in);
     if (in.normalizer.kind == Normalizer::kTopK) {
-      saved.kept_BL = kept_BL(in).expand({B, L}).contiguous();
       saved.index_BHLk = at::empty({B, H, L, max_kept(in)}, sums.dtype(at::kInt));
       saved.weight_BHLk = at::empty(saved.index_BHLk.sizes(), sums);
     } else {
-      saved.alpha_H = exponents(in.normalizer, H);
       saved.threshold_BHL = at::empty({B, H, L}, sums);
     }
     run(x, saved, in.dropout, in.noise, nullptr, /*forward=*/true);
+    return {x, saved};
+  }
+
+  // The gradients of q, k and v of x, and, if it learns, of alpha.
+  static variable_list gradients_of(HeadTensors x, const Saved& saved, float dropout,
+                                    const std::optional<NoiseKey>& noise,
+                                    const at::Tensor& d_out_BHLD,
+                                    std::optional<at::ScalarType> learned_alpha) {
+    x.d_out_BHLD = with_contiguous_rows(d_out_BHLD);
+    x.d_q_BHLD = at::zeros_like(x.q_BHLD);
+    x.d_k_BHSD = at::zeros_like(x.k_BHSD);
+    x.d_v_BHSD = at::zeros_like(x.v_BHSD);
+    at::Tensor d_alpha_BH;
+    if (learned_alpha) {
+      d_alpha_BH = at::zeros({x.q_BHLD.size(0), x.q_BHLD.size(1)}, at::kDouble);
+    }
+    run(x, saved, dropout, noise, learned_alpha ? d_alpha_BH.mutable_data_ptr<double>() : nullptr,
+        /*forward=*/false);
+    variable_list result{x.d_q_BHLD, x.d_k_BHSD, x.d_v_BHSD};
+    if (learned_alpha) result.push_back(d_alpha_BH.sum(0).to(*learned_alpha));
+    return result;
+  }
+
+  // `in` holds the tensors again, with everything else.
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& /*q_BHLD*/,
+                            const at::Tensor& /*k_BHSD*/, const at::Tensor& /*v_BHSD*/,
+                            at::TensorList alpha_H, const RowAttention& in) {
+    const auto [x, saved] = attend(in);
     const NoiseKey noise = in.noise.value_or(NoiseKey{});
     context->save_for_backward({x.q_BHLD, x.k_BHSD, x.v_BHSD, saved.first_BL, saved.end_BL,
                                 saved.kept_BL, saved.index_BHLk, saved.weight_BHLk,
@@ -114,20 +148,12 @@ struct FusedRows : torch::autograd::Function<FusedRows> {
     x.q_BHLD = t[0];
     x.k_BHSD = t[1];
     x.v_BHSD = t[2];
-    x.d_out_BHLD = with_contiguous_rows(gradients[0]);
-    x.d_q_BHLD = at::zeros_like(t[0]);
-    x.d_k_BHSD = at::zeros_like(t[1]);
-    x.d_v_BHSD = at::zeros_like(t[2]);
-    at::Tensor d_alpha_BH;
-    const bool learns = context->saved_data.count("alpha") > 0;
-    if (learns) d_alpha_BH = at::zeros({t[0].size(0), t[0].size(1)}, at::kDouble);
-    run(x, {t[3], t[4], t[5], t[6], t[7], t[8], t[9]},
-        static_cast<float>(context->saved_data["dropout"].toDouble()), noise,
-        learns ? d_alpha_BH.mutable_data_ptr<double>() : nullptr, /*forward=*/false);
-    variable_list result{x.d_q_BHLD, x.d_k_BHSD, x.d_v_BHSD};
-    if (learns) {
-      result.push_back(d_alpha_BH.sum(0).to(context->saved_data["alpha"].toScalarType()));
-    }
+    const auto alpha = context->saved_data.find("alpha");
+    variable_list result = gradients_of(
+        x, {t[3], t[4], t[5], t[6], t[7], t[8], t[9]},
+        static_cast<float>(context->saved_data["dropout"].toDouble()), noise, gradients[0],
+        alpha == context->saved_data.end() ? std::nullopt
+                                           : std::optional(alpha->second.toScalarType()));
     result.emplace_back();  // none for `in`
     return result;
   }
@@ -202,12 +228,73 @@ std::string why_not_row_kernels(const RowAttention& in) {
       [] { return "sparse normalizers have no GPU kernel"; });
 }
 
-at::Tensor attend_rows(const RowAttention& in) {
+at::Tensor attend_rows(RowAttention in) {
   const std::int64_t H = in.q_BHLD.size(1);
+  in.k_BHSD = to_query_heads(in.k_BHSD, H);
+  in.v_BHSD = to_query_heads(in.v_BHSD, H);
   std::vector<at::Tensor> alpha_H;
   if (in.normalizer.alpha_H.defined()) alpha_H.push_back(in.normalizer.alpha_H);
-  return FusedRows::apply(in.q_BHLD, to_query_heads(in.k_BHSD, H), to_query_heads(in.v_BHSD, H),
-                          at::TensorList(alpha_H), in);
+  return FusedRows::apply(in.q_BHLD, in.k_BHSD, in.v_BHSD, at::TensorList(alpha_H), in);
+}
+
+RowResults fused_forward(const RowAttention& in) {
+  const auto [x, saved] = FusedRows::attend(in);
+  return {x.out_BHLD, saved.index_BHLk, saved.weight_BHLk, saved.threshold_BHL};
+}
+
+std::vector<at::Tensor> fused_backward(const RowAttention& in, const RowResults& results,
+                                       const at::Tensor& d_out_BHLD, bool learns_alpha) {
+  HeadTensors x;
+  x.q_BHLD = with_contiguous_rows(in.q_BHLD);
+  x.k_BHSD = with_contiguous_rows(in.k_BHSD);
+  x.v_BHSD = with_contiguous_rows(in.v_BHSD);
+  FusedRows::Saved saved = FusedRows::constants(in);
+  saved.index_BHLk = results.index_BHLk;
+  saved.weight_BHLk = results.weight_BHLk;
+  saved.threshold_BHL = results.threshold_BHL;
+  const auto learned =
+      learns_alpha ? std::optional(in.normalizer.alpha_H.scalar_type()) : std::nullopt;
+  return FusedRows::gradients_of(x, saved, in.dropout, in.noise, d_out_BHLD, learned);
+}
+
+at::Tensor reference_rows(const RowAttention& in, const at::Tensor& mask,
+                          const at::Tensor& sink_H) {
+  const std::int64_t H = in.q_BHLD.size(1);
+  at::Tensor q_BHLD = in.q_BHLD, k_BHSD = to_query_heads(in.k_BHSD, H);
+  // Rounded scores would be equal often.
+  if (in.normalizer.kind != Normalizer::kSoftmax && q_BHLD.scalar_type() != at::kDouble) {
+    q_BHLD = q_BHLD.to(at::kFloat);
+    k_BHSD = k_BHSD.to(at::kFloat);
+  }
+  const at::Tensor scores_BHLS = at::matmul(q_BHLD, k_BHSD.transpose(-1, -2)) *
+                                 (1 / std::sqrt(static_cast<double>(q_BHLD.size(3))));
+  const at::Tensor p_BHLS =
+      drop_probabilities(normalize_rows(in.normalizer, scores_BHLS, mask, sink_H), in.dropout,
+                         in.noise)
+          .to(in.v_BHSD.scalar_type());
+  return at::matmul(p_BHLS, to_query_heads(in.v_BHSD, H));
+}
+
+void set_key_ranges(RowAttention& in, bool causal, const at::Tensor& key_lengths_B,
+                    const at::Tensor& segments_q_BL, const at::Tensor& segments_kv_BS) {
+  const std::int64_t L = in.q_BHLD.size(2);
+  const auto indices = in.q_BHLD.options().dtype(at::kInt);
+  in.first_BL = at::zeros({1, L}, indices);
+  if (causal) {
+    in.end_BL = at::arange(1, L + 1, indices).unsqueeze(0);
+  } else {
+    in.end_BL = at::full({1, L}, in.k_BHSD.size(2), indices);
+  }
+  if (key_lengths_B.defined()) {
+    in.end_BL = in.end_BL.minimum(key_lengths_B.to(at::kInt).unsqueeze(1));
+  }
+  if (!segments_q_BL.defined()) return;
+  const auto bound = [&](bool right) {
+    return at::searchsorted(segments_kv_BS.contiguous(), segments_q_BL.contiguous(),
+                            /*out_int32=*/true, right);
+  };
+  in.first_BL = bound(false);
+  in.end_BL = in.end_BL.minimum(bound(true));
 }
 
 }  // namespace birkhoff

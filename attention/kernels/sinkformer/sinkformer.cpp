@@ -137,11 +137,9 @@ struct FusedSinkformer : torch::autograd::Function<FusedSinkformer> {
     at::Tensor exact_out_BHLD, rows_BHtL, columns_BHtS;
   };
 
-  static at::Tensor forward(AutogradContext* context, const at::Tensor& q_BHLD,
-                            const at::Tensor& k_BHSD, const at::Tensor& v_BHSD,
-                            const DoublyStochasticAttention& in) {
-    const bool saves = q_BHLD.requires_grad() || k_BHSD.requires_grad() || v_BHSD.requires_grad();
-    const NoiseKey noise = in.noise.value_or(NoiseKey{});
+  // The forward pass; exact_out is saved if `saves`.
+  static std::pair<HeadTensors, Saved> attend(const DoublyStochasticAttention& in, bool saves) {
+    const at::Tensor &q_BHLD = in.q_BHLD, &k_BHSD = in.k_BHSD, &v_BHSD = in.v_BHSD;
     HeadTensors x;
     x.q_BHLD = with_contiguous_rows(q_BHLD);
     x.k_BHSD = with_contiguous_rows(k_BHSD);
@@ -158,6 +156,27 @@ struct FusedSinkformer : torch::autograd::Function<FusedSinkformer> {
                       sums({B, H, pairs + 1, L}), sums({B, H, pairs, S})};
     const Options options{in.half_steps, in.gradient, in.dropout, in.noise};
     run(options, x, saved, /*forward=*/true);
+    return {x, saved};
+  }
+
+  // The gradients of q, k and v of x.
+  static variable_list gradients_of(const Options& options, HeadTensors x, const Saved& saved,
+                                    const at::Tensor& d_out_BHLD) {
+    x.d_out_BHLD = with_contiguous_rows(d_out_BHLD);
+    x.d_q_BHLD = at::zeros_like(x.q_BHLD);
+    x.d_k_BHSD = at::zeros_like(x.k_BHSD);
+    x.d_v_BHSD = at::zeros_like(x.v_BHSD);
+    run(options, x, saved, /*forward=*/false);
+    return {x.d_q_BHLD, x.d_k_BHSD, x.d_v_BHSD};
+  }
+
+  // `in` holds the tensors again, with everything else.
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& q_BHLD,
+                            const at::Tensor& k_BHSD, const at::Tensor& v_BHSD,
+                            const DoublyStochasticAttention& in) {
+    const bool saves = q_BHLD.requires_grad() || k_BHSD.requires_grad() || v_BHSD.requires_grad();
+    const NoiseKey noise = in.noise.value_or(NoiseKey{});
+    const auto [x, saved] = attend(in, saves);
     context->save_for_backward({x.q_BHLD, x.k_BHSD, x.v_BHSD, x.query_lengths_B, x.key_lengths_B,
                                 saved.exact_out_BHLD, saved.rows_BHtL, saved.columns_BHtS,
                                 noise.step, noise.sample_ids_B});
@@ -186,12 +205,10 @@ struct FusedSinkformer : torch::autograd::Function<FusedSinkformer> {
     x.v_BHSD = tensors[2];
     x.query_lengths_B = tensors[3];
     x.key_lengths_B = tensors[4];
-    x.d_out_BHLD = with_contiguous_rows(gradients[0]);
-    x.d_q_BHLD = at::zeros_like(x.q_BHLD);
-    x.d_k_BHSD = at::zeros_like(x.k_BHSD);
-    x.d_v_BHSD = at::zeros_like(x.v_BHSD);
-    run(options, x, {tensors[5], tensors[6], tensors[7]}, /*forward=*/false);
-    return {x.d_q_BHLD, x.d_k_BHSD, x.d_v_BHSD, at::Tensor()};
+    variable_list result =
+        gradients_of(options, x, {tensors[5], tensors[6], tensors[7]}, gradients[0]);
+    result.emplace_back();  // none for `in`
+    return result;
   }
 
  private:
@@ -235,7 +252,7 @@ PathChoice choose_path(const DoublyStochasticAttention& in, Path limit) {
       in.q_BHLD, [&] { return why_not_cpu_kernel(in); }, [] { return "it has no GPU kernel"; }));
 }
 
-at::Tensor attend_doubly_stochastic(const DoublyStochasticAttention& in, Path limit) {
+at::Tensor attend_doubly_stochastic(DoublyStochasticAttention in, Path limit) {
   require(
       in.half_steps > 0 && in.half_steps % 2 == 1 && in.half_steps <= kMaxHalfSteps,
       "doubly stochastic attention: half-steps must be odd, so that rows sum to 1, and at most 999");
@@ -243,8 +260,28 @@ at::Tensor attend_doubly_stochastic(const DoublyStochasticAttention& in, Path li
     return reference(in);
   }
   const std::int64_t H = in.q_BHLD.size(1);
-  return FusedSinkformer::apply(in.q_BHLD, to_query_heads(in.k_BHSD, H),
-                                to_query_heads(in.v_BHSD, H), in);
+  in.k_BHSD = to_query_heads(in.k_BHSD, H);
+  in.v_BHSD = to_query_heads(in.v_BHSD, H);
+  return FusedSinkformer::apply(in.q_BHLD, in.k_BHSD, in.v_BHSD, in);
+}
+
+SinkformerResults fused_forward(const DoublyStochasticAttention& in) {
+  const auto [x, saved] = FusedSinkformer::attend(in, /*saves=*/true);
+  return {x.out_BHLD, saved.exact_out_BHLD, saved.rows_BHtL, saved.columns_BHtS};
+}
+
+std::vector<at::Tensor> fused_backward(const DoublyStochasticAttention& in,
+                                       const SinkformerResults& results,
+                                       const at::Tensor& d_out_BHLD) {
+  HeadTensors x;
+  x.q_BHLD = with_contiguous_rows(in.q_BHLD);
+  x.k_BHSD = with_contiguous_rows(in.k_BHSD);
+  x.v_BHSD = with_contiguous_rows(in.v_BHSD);
+  x.query_lengths_B = in.query_lengths_B;
+  x.key_lengths_B = in.key_lengths_B;
+  return FusedSinkformer::gradients_of(
+      {in.half_steps, in.gradient, in.dropout, in.noise}, x,
+      {results.exact_out_BHLD, results.rows_BHtL, results.columns_BHtS}, d_out_BHLD);
 }
 
 }  // namespace birkhoff

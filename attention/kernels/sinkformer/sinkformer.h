@@ -16,6 +16,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <vector>
 
 #include "attention/kernels/common/path.h"
 #include "attention/kernels/sinkformer/cpu_sinkformer.h"
@@ -42,6 +43,21 @@ struct DoublyStochasticAttention {
 PathChoice choose_path(const DoublyStochasticAttention& in, Path limit);
 
 // [B, H, L, D], in the dtype of q. Error(kInternal) if T is not allowed.
-at::Tensor attend_doubly_stochastic(const DoublyStochasticAttention& in, Path limit);
+at::Tensor attend_doubly_stochastic(DoublyStochasticAttention in, Path limit);
+
+// ---- The passes of the CPU kernels without autograd. Here k and v have H heads.
+
+struct SinkformerResults {
+  at::Tensor out_BHLD;
+  // For the backward pass, at least fp32: the output before it is rounded, and the potentials
+  // f^1, f^3, .. [(T + 1) / 2] and g^2, g^4, .. [(T - 1) / 2].
+  at::Tensor exact_out_BHLD, rows_BHtL, columns_BHtS;
+};
+
+SinkformerResults fused_forward(const DoublyStochasticAttention& in);
+// The gradients of q, k and v. Does not read results.out_BHLD.
+std::vector<at::Tensor> fused_backward(const DoublyStochasticAttention& in,
+                                       const SinkformerResults& results,
+                                       const at::Tensor& d_out_BHLD);
 
 }  // namespace birkhoff

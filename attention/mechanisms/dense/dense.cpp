@@ -89,24 +89,21 @@ AttentionOutput DenseAttention::attend(const AttentionInput& in, Path limit) con
   require(!shape_.causal || in.q_BHLD.size(2) == in.k_BHSD.size(2),
           "causal attention needs as many keys as queries");
   const PathChoice choice = choose(in, limit);
-  const RowNormalizer normalizer = this->normalizer(in.noise.has_value());
-  const bool sparse = normalizer.kind != Normalizer::kSoftmax;
+  RowAttention rows = rows_of(in);
+  const bool sparse = rows.normalizer.kind != Normalizer::kSoftmax;
   if (choice == Path::kFused && !sparse) return {fused(in), {}};  // block attention records it
   const Path path = take_path("dense attention", choice);
-  if (path == Path::kFused) return {attend_rows(as_rows(in, normalizer)), {}};
-  return {path == Path::kReference ? reference(in) : by_library(in), {}};
+  if (path != Path::kFused) return {path == Path::kReference ? reference(in) : by_library(in), {}};
+  set_key_ranges(rows, shape_.causal, in.key_lengths_B, in.segments_q_BL, in.segments_kv_BS);
+  return {attend_rows(rows), {}};
 }
 
 PathChoice DenseAttention::choose(const AttentionInput& in, Path limit) const {
   const at::Tensor& q = in.q_BHLD;
-  const RowNormalizer normalizer = this->normalizer(in.noise.has_value());
-  if (normalizer.kind != Normalizer::kSoftmax) {
+  const RowAttention rows = rows_of(in);
+  if (rows.normalizer.kind != Normalizer::kSoftmax) {
     if (limit != Path::kFused) return {Path::kReference};
     if (terms_.sink(q).defined()) return {Path::kReference, "only softmax has kernels with sinks"};
-    RowAttention rows;  // without ranges of keys, which the choice does not need
-    rows.q_BHLD = q;
-    rows.k_BHSD = in.k_BHSD;
-    rows.normalizer = normalizer;
     return fused_unless(why_not_row_kernels(rows));
   }
   const bool drops = in.noise && dropout_ > 0, has_sinks = terms_.sink(q).defined();
@@ -134,22 +131,9 @@ PathChoice DenseAttention::choose(const AttentionInput& in, Path limit) const {
 }
 
 at::Tensor DenseAttention::reference(const AttentionInput& in) const {
-  const RowNormalizer normalizer = this->normalizer(in.noise.has_value());
-  at::Tensor q_BHLD = in.q_BHLD, k_BHSD = to_query_heads(in.k_BHSD, shape_.heads);
-  // Rounded scores would be equal often.
-  if (normalizer.kind != Normalizer::kSoftmax && q_BHLD.scalar_type() != at::kDouble) {
-    q_BHLD = q_BHLD.to(at::kFloat);
-    k_BHSD = k_BHSD.to(at::kFloat);
-  }
-  const at::Tensor scores_BHLS = at::matmul(q_BHLD, k_BHSD.transpose(-1, -2)) *
-                                 (1 / std::sqrt(static_cast<double>(shape_.head_dim)));
   at::Tensor mask = key_mask(in);
   if (shape_.causal) mask = and_defined(mask, earlier_keys(in));
-  const at::Tensor p_BHLS =
-      drop_probabilities(normalize_rows(normalizer, scores_BHLS, mask, terms_.sink(in.q_BHLD)),
-                         dropout_, in.noise)
-          .to(in.v_BHSD.scalar_type());
-  return at::matmul(p_BHLS, to_query_heads(in.v_BHSD, shape_.heads));
+  return reference_rows(rows_of(in), mask, terms_.sink(in.q_BHLD));
 }
 
 at::Tensor DenseAttention::by_library(const AttentionInput& in) const {
@@ -175,33 +159,13 @@ BlockAttention DenseAttention::as_one_block(const AttentionInput& in) const {
           .sink_H = terms_.sink(in.q_BHLD)};
 }
 
-RowAttention DenseAttention::as_rows(const AttentionInput& in,
-                                     const RowNormalizer& normalizer) const {
-  const at::Tensor &q = in.q_BHLD, &k = in.k_BHSD;
-  const auto indices = q.options().dtype(at::kInt);
-  at::Tensor first_BL = at::zeros({1, q.size(2)}, indices), end_BL;
-  if (shape_.causal) {
-    end_BL = at::arange(1, q.size(2) + 1, indices).unsqueeze(0);
-  } else {
-    end_BL = at::full({1, q.size(2)}, k.size(2), indices);
-  }
-  if (in.key_lengths_B.defined()) {
-    end_BL = end_BL.minimum(in.key_lengths_B.to(at::kInt).unsqueeze(1));
-  }
-  if (in.segments_q_BL.defined()) {  // ids never decrease
-    const auto bound = [&](bool right) {
-      return at::searchsorted(in.segments_kv_BS.contiguous(), in.segments_q_BL.contiguous(),
-                              /*out_int32=*/true, right);
-    };
-    first_BL = bound(false);
-    end_BL = end_BL.minimum(bound(true));
-  }
-  return {.q_BHLD = q,
-          .k_BHSD = k,
+RowAttention DenseAttention::rows_of(const AttentionInput& in) const {
+  return {.q_BHLD = in.q_BHLD,
+          .k_BHSD = in.k_BHSD,
           .v_BHSD = in.v_BHSD,
-          .first_BL = first_BL,
-          .end_BL = end_BL,
-          .normalizer = normalizer,
+          .first_BL = {},
+          .end_BL = {},
+          .normalizer = normalizer(in.noise.has_value()),
           .dropout = dropout_,
           .noise = in.noise};
 }

@@ -31,8 +31,8 @@ class DenseAttention : public Mechanism {
   // Of a pass of training or not.
   RowNormalizer normalizer(bool trains) const;
   PathChoice choose(const AttentionInput& in, Path limit) const;
-  // For the kernels of sparse normalizers.
-  RowAttention as_rows(const AttentionInput& in, const RowNormalizer& normalizer) const;
+  // For sparse normalizers, without the ranges of keys.
+  RowAttention rows_of(const AttentionInput& in) const;
   // For our kernels, the sequence as one block, without masks.
   BlockAttention as_one_block(const AttentionInput& in) const;
   // The output [B, H, L, D] in plain operations, by LibTorch's fused operations without dropout,
