@@ -49,9 +49,10 @@ struct Pattern {
     return second || (part == kMerged && first);
   }
   at::Tensor visible(std::int64_t num_tokens, bool causal) const {
-    at::Tensor visible_LS = at::zeros({num_tokens, num_tokens}, at::kBool);
+    const at::Tensor visible_LS = at::empty({num_tokens, num_tokens}, at::kBool);
+    const auto entries = visible_LS.accessor<bool, 2>();
     for (std::int64_t i = 0; i < num_tokens; ++i) {
-      for (std::int64_t j = 0; j < num_tokens; ++j) visible_LS[i][j] = sees(i, j, causal);
+      for (std::int64_t j = 0; j < num_tokens; ++j) entries[i][j] = sees(i, j, causal);
     }
     return visible_LS;
   }

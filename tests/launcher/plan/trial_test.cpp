@@ -127,12 +127,16 @@ const std::vector<TriedModel> kTriedModels = {
       " group{mechanism{routing{clusters:16 dropout:0.1}"
       " relative_positions{max_distance:64}}}}]"}},
     {"MoBA", {"model.attention=[{group{mechanism{moba{block:32}}}}]"}},
+    {"Sparse Transformer", {"model.attention=[{group{mechanism{sparse_transformer{stride:32}}}}]"}},
     {"sliding window", {"model.attention=[{group{mechanism{sliding_window{width:64}}}}]"}},
     {"last layer differs",
      {"model.attention=[{group{mechanism{dense{}}}},{group{mechanism{dense{}}}},"
       "{group{mechanism{sinkhorn{block:32}}}}]"}},
     {"classification",
      {"task={classification{}}", "model.attention=[{group{mechanism{dense{}}}}]"}},
+    {"SortCut",
+     {"task={classification{}}",
+      "model.attention=[{group{mechanism{sortcut{sinkhorn{block:32}}}}}]"}},
 };
 
 configs::Config tried_config(const TriedModel& model, std::vector<std::string> more = {}) {
