@@ -1,7 +1,7 @@
 // The computations of the operators of attention over all pairs of queries and keys, as in calls.h:
 // sparse normalizers and doubly stochastic attention.
 //
-// Legend: calls.h; S keys. k and v may have another number of tokens than q, where a call allows it.
+// Legend: calls.h; S keys, which may differ from L where a call allows it.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -16,7 +16,7 @@ namespace birkhoff::ops {
 
 // Checks the number, dims, dtypes and devices of an operator's inputs (calls.h).
 void check_inputs(at::TensorList inputs, bool may_have_weights);
-// Checks that there are `count` inputs, and the dims, dtypes and devices of the first three: q, k, v.
+// Checks that there are `count` inputs, and the dims, dtypes and devices of q, k and v.
 void check_heads(at::TensorList inputs, std::size_t count);
 // Checks the sizes of q, k and v; if `square`, there are as many keys as queries. Tensors must have
 // memory.

@@ -81,8 +81,8 @@ struct AttentionInBlocks {
 at::Tensor open_block_pairs(const at::Tensor& q, std::int64_t block,
                             const OptionalTensor& key_lengths, const OptionalTensor& segments);
 
-// Computes weights from the only input, scores in fp32 or fp64. `balance` is "full", the ordinary balance for
-// encoders, or one of the exactly causal "prefix", "cumulative" and "none" of
+// Computes weights from the only input, scores in fp32 or fp64. `balance` is "full", the ordinary
+// balance for encoders, or one of the exactly causal "prefix", "cumulative" and "none" of
 // configs/schema/attention.proto. A score of -inf masks its pair. The second result, bool
 // [B, H, N or 1, 1], is true where the kernel could solve the problem.
 struct SinkhornBalance {

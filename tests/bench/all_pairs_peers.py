@@ -25,6 +25,7 @@ import sys
 
 import torch
 
+import birkhoff_runs as runs
 from attention_peers import ROOT, Watch, error, solve
 
 THREADS = 2
@@ -43,9 +44,8 @@ def masked_top_k(q, k, v, count):
 
 def gathered_top_k(q, k, v, count):
     scores, index = causal_scores(q, k).topk(min(count, k.shape[2]))
-    values = v.flatten(0, 1)[torch.arange(v.shape[0] * v.shape[1])[:, None], index.flatten(0,
-                                                                                          1).flatten(1)]
-    return (scores.softmax(-1)[..., None] * values.view(*index.shape, -1)).sum(-2)
+    head = torch.arange(v.shape[0] * v.shape[1]).view(*v.shape[:2], 1, 1)
+    return (scores.softmax(-1)[..., None] * v.flatten(0, 1)[head, index]).sum(-2)
 
 
 def sinkformer(q, k, v, half_steps):
@@ -170,7 +170,8 @@ def check_transports(length=200, keys=120):
     import ot
 
     q, k = (torch.randn(1, 1, n, keys, dtype=torch.float64) for n in (length, keys))
-    square, rectangle = (q @ x.mT / math.sqrt(keys) for x in (q, k))
+    square = torch.randn(1, 1, length, length, dtype=torch.float64)
+    rectangle = q @ k.mT / math.sqrt(keys)
     unit = torch.eye(keys, dtype=torch.float64)[None, None]
     ours = {
         "sinkhorn_balance":
@@ -241,9 +242,9 @@ def main():
     square = torch.randn(2048, 2048)
     speed = 2 * 2048**3 / min(watch.seconds(lambda: square @ square) for _ in range(10))
     print(
-        f"\nPyTorch {torch.__version__}, CPU, {THREADS} threads, torch.matmul {speed / 1e9:.0f} "
-        f"GFLOP/s; B = {a.batch}, H = {a.heads}, D = {a.head_dim}, fp32; medians of {a.rounds} "
-        f"rounds: `python tests/bench/all_pairs_peers.py {' '.join(sys.argv[1:])}`\n\n"
+        f"\n{runs.title()}\n\nPyTorch {torch.__version__}, {THREADS} threads, torch.matmul "
+        f"{speed / 1e9:.0f} GFLOP/s; B = {a.batch}, H = {a.heads}, D = {a.head_dim}, fp32; medians "
+        f"of {a.rounds} rounds\n\n"
         "| problem | L | by | forward, ms | / birkhoff | bar | forward + backward, ms "
         "| / birkhoff | bar |\n|---|---:|---|---:|---:|---|---:|---:|---|")
     for length in a.lengths:

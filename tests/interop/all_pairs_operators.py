@@ -161,7 +161,8 @@ def all_pairs_meaning(heads, device):
     weights = ops.entmax_attention(key, key, unit, torch.tensor(2.0, device=device), False)
     check(near(weights.sum(-1), torch.ones(30).to(q)), "sparsemax: rows do not sum to 1")
     check(bool((weights == 0).any()), "sparsemax: no weight is 0")
-    weights = ops.sinkformer_attention(key, key, unit, 999)
+    query = heads((2, 4, 30, 30), torch.float64, device)
+    weights = ops.sinkformer_attention(query, key, unit, 999)
     for dim in (-1, -2):
         check(near(weights.sum(dim), torch.ones(30).to(q), 1e-6),
               f"the limit of half-steps is not doubly stochastic: sums over dim {dim}")
@@ -181,7 +182,8 @@ def all_pairs_cases(heads, device):
     """As cases() of pytorch_operators.py."""
     leaf = lambda x: x.detach().requires_grad_()
     for length in (8, 7):
-        make = lambda count, tokens=length: leaf(heads((1, count, tokens, 3), torch.float64, device))
+        make = lambda count, tokens=length: leaf(
+            heads((1, count, tokens, 3), torch.float64, device))
         exponents = lambda *x: leaf(torch.tensor(x, dtype=torch.float64, device=device))
         noise = {"dropout": 0.5, "seed": torch.tensor([11], device=device)}
         lengths = torch.tensor([6], device=device)

@@ -169,15 +169,16 @@ def refusals():
         else:
             check(False, f"no ValueError about '{what}'")
     leaf = q.double().requires_grad_()
-    (gradient,) = torch.autograd.grad(ops.block_local_attention(leaf, leaf, leaf, 5).sum(),
-                                      leaf,
-                                      create_graph=True)
-    try:
-        gradient.sum().backward()
-    except RuntimeError as error:
-        check("not implemented" in str(error), f"second gradient: {error}")
-    else:
-        check(False, "a second gradient was returned, although none is implemented")
+    for call in (lambda x: ops.block_local_attention(x, x, x, 5),
+                 lambda x: ops.top_k_attention(x, x, x, 3), lambda x: ops.entmax_attention(x, x, x),
+                 lambda x: ops.sinkformer_attention(x, x, x)):
+        (gradient,) = torch.autograd.grad(call(leaf).sum(), leaf, create_graph=True)
+        try:
+            gradient.sum().backward()
+        except RuntimeError as error:
+            check("not implemented" in str(error), f"second gradient: {error}")
+        else:
+            check(False, "a second gradient was returned, although none is implemented")
     print(f"{len(table)} wrong arguments, and second gradients, are refused with a message")
 
 

@@ -150,7 +150,7 @@ struct FusedSinkformer : torch::autograd::Function<FusedSinkformer> {
     const std::int64_t B = q_BHLD.size(0), H = q_BHLD.size(1), L = q_BHLD.size(2),
                        S = k_BHSD.size(2), pairs = in.half_steps / 2;
     const auto sums = [&](at::IntArrayRef sizes) {
-      return at::empty(sizes, q_BHLD.options().dtype(at::toOpMathType(q_BHLD.scalar_type())));
+      return at::zeros(sizes, q_BHLD.options().dtype(at::toOpMathType(q_BHLD.scalar_type())));
     };
     const Saved saved{saves ? sums({B, H, L, q_BHLD.size(3)}) : at::Tensor(),
                       sums({B, H, pairs + 1, L}), sums({B, H, pairs, S})};

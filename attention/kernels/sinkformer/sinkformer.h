@@ -49,7 +49,7 @@ at::Tensor attend_doubly_stochastic(DoublyStochasticAttention in, Path limit);
 
 struct SinkformerResults {
   at::Tensor out_BHLD;
-  // For the backward pass, at least fp32: the output before it is rounded, and the potentials
+  // For the backward pass, at least fp32, 0 in padding: the unrounded output, and the potentials
   // f^1, f^3, .. [(T + 1) / 2] and g^2, g^4, .. [(T - 1) / 2].
   at::Tensor exact_out_BHLD, rows_BHtL, columns_BHtS;
 };
