@@ -162,17 +162,27 @@ class BlockAttentionBody : protected TileBody<Thread, kHeadDim> {
     sample_ = static_cast<std::uint64_t>(dropout.sample_ids[batch]);
   }
 
-  // ---- Rows between global and shared memory.
+  // ---- Rows between global and shared memory, 16 bytes at a time.
 
-  static BIRKHOFF_DEVICE std::uint16_t* first_of(const BlockRowsParams& rows,
-                                                 const BlockPlace& place, int first) {
+  static BIRKHOFF_DEVICE const std::uint16_t* first_of(const BlockRowsParams& rows,
+                                                       const BlockPlace& place, int first) {
     return rows.data + place.of(rows.strides) + first * rows.strides[3];
   }
 
+  // Called by all threads of a tile; the rows have arrived after wait() and a barrier.
   BIRKHOFF_DEVICE void load_rows(std::uint32_t tile, const BlockRowsParams& rows,
                                  const BlockPlace& place, int first) const {
-    Tile::load_rows(tile, first_of(rows, place, first), rows.strides[3], rows_from(first),
-                    p_.head_dim);
+    constexpr int kGroups = kHeadDim / 8, kRowsAtOnce = Shape::kThreads / kGroups;
+    const int index = index_in_tile(), row = index / kGroups, column = index % kGroups * 8;
+    const int count = column < p_.head_dim ? rows_from(first) : 0;
+    const std::uint16_t* from = first_of(rows, place, first) + row * rows.strides[3] + column;
+    const std::uint32_t to = tile + place_in_tile<kHeadDim>(row, column);
+    static_assert(kRowsAtOnce % 8 == 0);
+    BIRKHOFF_UNROLL_BY(4)
+    for (int i = 0; i < kTileRows; i += kRowsAtOnce) {
+      thread_.template copy_async<16>(to + 2 * i * kHeadDim, from, i + row < count);
+      from += kRowsAtOnce * rows.strides[3];
+    }
   }
 
   // Likewise, one value per row of queries, [batch, heads, blocks, block]; 0 for rows that do not
@@ -216,8 +226,31 @@ class BlockAttentionBody : protected TileBody<Thread, kHeadDim> {
   BIRKHOFF_DEVICE void store_rows(const Columns& c, float factor, std::uint32_t tile,
                                   const BlockRowsParams& rows, const BlockPlace& place,
                                   int first) const {
-    Tile::store_rows(c, {factor, factor}, tile, first_of(rows, place, first), rows.strides[3],
-                     rows_from(first), p_.head_dim);
+    constexpr int kGroups = Shape::kWarpColumns / 8;
+    const Place place_in = place_in_c(lane_, 0);
+    const std::uint32_t to =
+        tile + place_in_tile<kHeadDim>(first_row_ + place_in.row, first_column_ + place_in.column);
+    BIRKHOFF_UNROLL
+    for (int j = 0; j < kGroups; ++j) {
+      const std::uint32_t place_j = further_right(to, 8 * j);
+      thread_.store_shared(place_j, thread_.pack(c[j][0] * factor, c[j][1] * factor));
+      thread_.store_shared(place_j + 2 * 8 * kHeadDim,
+                           thread_.pack(c[j][2] * factor, c[j][3] * factor));
+    }
+    thread_.sync_warp();
+    constexpr int kRowsAtOnce = 32 / kGroups;
+    const int row = first_row_ + lane_ / kGroups, column = first_column_ + lane_ % kGroups * 8;
+    const int count = column < p_.head_dim ? rows_from(first) : 0;
+    std::uint16_t* data =
+        const_cast<std::uint16_t*>(first_of(rows, place, first)) + row * rows.strides[3] + column;
+    BIRKHOFF_UNROLL_BY(4)
+    for (int i = 0; i < 16; i += kRowsAtOnce) {
+      if (row + i < count) {
+        *reinterpret_cast<Words*>(data) =
+            thread_.template load_shared<Words>(tile + place_in_tile<kHeadDim>(row + i, column));
+      }
+      data += kRowsAtOnce * rows.strides[3];
+    }
   }
 
   // ---- Elements. The bits of all 64 columns are computed before the products, which need the

@@ -109,7 +109,13 @@ class TileBody {
     for (int d = 0; d < kHeadDim; d += 16) {
       std::uint32_t a[4];
       thread_.template load_matrices<false>(a, further_right(a_tile, d));
-      multiply_step(c, a, further_right(b_tile, d));
+      BIRKHOFF_UNROLL
+      for (int j = 0; j < kGroups; j += 2) {
+        std::uint32_t b[4];
+        thread_.template load_matrices<false>(b, further_right(b_tile, d) + 2 * 8 * j * kHeadDim);
+        thread_.multiply(c[j], a, b[0], b[1]);
+        thread_.multiply(c[j + 1], a, b[2], b[3]);
+      }
     }
   }
   // The same with the warp's rows of tile a in registers, for tiles a that meet many tiles b.
@@ -128,18 +134,14 @@ class TileBody {
     const Place right = rightwards(lane_);
     b_tile += place_in_tile<kHeadDim>(first_j + right.row, right.column);
     BIRKHOFF_UNROLL
-    for (int d = 0; d < kHeadDim; d += 16) multiply_step(c, a[d / 16], further_right(b_tile, d));
-  }
-  // 16 of the terms; `b` is this lane's address of them.
-  template <int kGroups>
-  BIRKHOFF_DEVICE void multiply_step(LanePairs<kGroups>& c, const std::uint32_t (&a)[4],
-                                     std::uint32_t b) const {
-    BIRKHOFF_UNROLL
-    for (int j = 0; j < kGroups; j += 2) {
-      std::uint32_t operands[4];
-      thread_.template load_matrices<false>(operands, b + 2 * 8 * j * kHeadDim);
-      thread_.multiply(c[j], a, operands[0], operands[1]);
-      thread_.multiply(c[j + 1], a, operands[2], operands[3]);
+    for (int d = 0; d < kHeadDim; d += 16) {
+      BIRKHOFF_UNROLL
+      for (int j = 0; j < kGroups; j += 2) {
+        std::uint32_t b[4];
+        thread_.template load_matrices<false>(b, further_right(b_tile, d) + 2 * 8 * j * kHeadDim);
+        thread_.multiply(c[j], a[d / 16], b[0], b[1]);
+        thread_.multiply(c[j + 1], a[d / 16], b[2], b[3]);
+      }
     }
   }
 
