@@ -93,6 +93,9 @@ if [ -n "$package" ]; then
   done
   line "attention against dense, 16,384" 60 "$birkhoff" bench attention 'sinkhorn { block: 64 }' \
     --device cuda --dtype bf16 --heads 16 --lengths 16384 --rounds 3 --recorded
+  line "doubly stochastic attention" 60 "$birkhoff" bench attention \
+    'sinkformer { half_steps: 3 }' --device cuda --dtype bf16 --heads 16 --lengths 1024,4096 \
+    --rounds 3 --encoder --recorded
   for model in sinkhorn dense; do
     line "step, $model" 60 "$birkhoff" bench step "configs/lmx_base_$model.txtpb" \
       --vocabulary 32000 --set device=cuda --set train.cuda_graph=true --steps 10

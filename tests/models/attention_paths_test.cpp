@@ -104,8 +104,7 @@ std::map<std::string, std::vector<std::string>> slow_paths_on_gpu() {
        {sst2 + "(dense): dense attention is LibTorch's, because padding needs a mask of all pairs "
                "of tokens"}},
       {"sst2_sinkformer",
-       {sst2 + "(sinkformer): doubly stochastic attention takes the reference path, because it has "
-               "no GPU kernel"}},
+       {sst2 + "(sinkformer): doubly stochastic attention takes the reference path, " + fp32}},
       {"sst2_sinkhorn",
        {sst2 + "(sinkhorn): " + mixing,
         sst2 + "(sinkhorn): sorting of blocks takes a slower kernel, because padding needs copies "
@@ -164,7 +163,8 @@ void expect_lines(const std::string& task, const std::vector<SlowCase>& cases) {
 TEST(AttentionPaths, ReasonsOnAGpu) {
   const std::string reference = "takes the reference path, because ",
                     blocks = "block attention " + reference,
-                    rows = "attention over gathered rows " + reference;
+                    rows = "attention over gathered rows " + reference,
+                    balances = "doubly stochastic attention " + reference;
   expect_lines(
       "language_model {}",
       {{"dense {}", {}, {}},
@@ -223,7 +223,14 @@ TEST(AttentionPaths, ReasonsOnAGpu) {
                 {"sortcut { sinkhorn { block: 64 } local: true }",
                  {},
                  {"sorting of blocks takes a slower kernel, because padding needs copies of keys "
-                  "and values"}}});
+                  "and values"}},
+                {"sinkformer { half_steps: 3 }", {}, {}},
+                {"sinkformer { half_steps: 3 gradient: implicit }",
+                 {},
+                 {balances + "the implicit gradient has no GPU kernel"}},
+                {"sinkformer { half_steps: 3 dropout: 0.1 }",
+                 {},
+                 {balances + "attention dropout has no such kernel"}}});
 }
 
 TEST(AttentionPaths, LayersWithOneAnswerShareALine) {

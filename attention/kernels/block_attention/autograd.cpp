@@ -22,12 +22,6 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-// x, or a copy that the kernels of its device can read.
-at::Tensor with_fitting_rows(const at::Tensor& x) {
-  if (x.is_cuda()) return with_aligned_rows(x);
-  return with_contiguous_rows(x);
-}
-
 BlockResults attend(const BlockOperands& operands) {
   const BlockResults results = new_results(operands);
   if (operands.q_BHNbD.is_cpu()) {

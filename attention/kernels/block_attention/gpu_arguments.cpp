@@ -15,15 +15,6 @@ namespace {
 
 constexpr std::int64_t kMinBlock = 16;
 
-bool has_aligned_rows(const at::Tensor& x) {
-  bool aligned =
-      x.stride(-1) == 1 && reinterpret_cast<std::uintptr_t>(x.const_data_ptr()) % 16 == 0;
-  for (std::int64_t dim = 0; dim < x.dim() - 1; ++dim) {
-    aligned = aligned && (x.size(dim) == 1 || x.stride(dim) % 8 == 0);
-  }
-  return aligned;
-}
-
 // The kernels move 16-bit words, and write only to results.
 std::uint16_t* words_of(const at::Tensor& x) {
   return static_cast<std::uint16_t*>(const_cast<void*>(x.const_data_ptr()));
@@ -100,10 +91,6 @@ std::string why_not_gpu_kernels(const BlockAttention& in) {
   // Bounds the number of tasks and the number of rows.
   const std::int64_t rows = q.numel() / head_dim * static_cast<std::int64_t>(in.keys.size());
   return rows <= std::numeric_limits<std::int32_t>::max() ? "" : kTooManyRows;
-}
-
-at::Tensor with_aligned_rows(const at::Tensor& x_BHNbD) {
-  return has_aligned_rows(x_BHNbD) ? x_BHNbD : x_BHNbD.clone(at::MemoryFormat::Contiguous);
 }
 
 BlockRowsParams block_rows(const at::Tensor& x_BHNbD) {

@@ -7,6 +7,7 @@
 #include "attention/kernels/block_attention/gpu_params.h"
 #include "attention/kernels/block_attention/gpu_terms.h"
 #include "attention/kernels/block_attention/operands.h"
+#include "attention/kernels/common/fitting_rows.h"
 
 namespace birkhoff {
 
@@ -15,9 +16,6 @@ namespace birkhoff {
 // 8 and at most 256, few key sources, a bias only on keys of a query's own block and the same for
 // all of its queries, and relative positions only of keys, of one source of each softmax.
 std::string why_not_gpu_kernels(const BlockAttention& in);
-
-// x, or a copy whose rows can be moved 16 bytes at a time.
-at::Tensor with_aligned_rows(const at::Tensor& x_BHNbD);
 
 // The rows of x in the form that kernels take. Error(kInternal) unless they are aligned.
 BlockRowsParams block_rows(const at::Tensor& x_BHNbD);

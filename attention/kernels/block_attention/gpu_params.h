@@ -108,6 +108,12 @@ template <int kHeadDim>
 void launch_forward_of(const BlockAttentionParams& params, CUstream_st* stream);
 template <int kHeadDim>
 void launch_backward_of(const BlockAttentionParams& params, CUstream_st* stream);
+extern template void launch_forward_of<64>(const BlockAttentionParams&, CUstream_st*);
+extern template void launch_forward_of<128>(const BlockAttentionParams&, CUstream_st*);
+extern template void launch_forward_of<256>(const BlockAttentionParams&, CUstream_st*);
+extern template void launch_backward_of<64>(const BlockAttentionParams&, CUstream_st*);
+extern template void launch_backward_of<128>(const BlockAttentionParams&, CUstream_st*);
+extern template void launch_backward_of<256>(const BlockAttentionParams&, CUstream_st*);
 
 inline void launch_block_attention(const BlockAttentionParams& params, CUstream_st* stream) {
   with_head_dim(params.head_dim,

@@ -11,6 +11,7 @@
 #include "attention/kernels/block_attention/gpu_arguments.h"
 #include "attention/kernels/block_mix/gpu_products.h"
 #include "attention/kernels/block_mix/mix_autograd.h"
+#include "attention/kernels/common/fitting_rows.h"
 #include "attention/kernels/token_blocks/token_blocks.h"
 #include "cluster/base/gpu/device.h"
 #include "cluster/base/tensors/second_gradient.h"

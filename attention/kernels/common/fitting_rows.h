@@ -4,15 +4,36 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <cstdint>
+
 #include "attention/kernels/common/gpu_rows.h"
 #include "cluster/base/error.h"
 
 namespace birkhoff {
 
-// x [.., D] itself, or a copy if its rows are not contiguous. Block attention's GPU kernels need
-// aligned rows, a stronger condition (block_attention/gpu_arguments.h).
+// x [.., D] itself, or a copy if its rows are not contiguous.
 inline at::Tensor with_contiguous_rows(const at::Tensor& x) {
   return x.stride(-1) == 1 ? x : x.contiguous();
+}
+
+// Whether the rows of x, of 16-bit elements, can be moved 16 bytes at a time, as tensor-core
+// kernels do.
+inline bool has_aligned_rows(const at::Tensor& x) {
+  bool aligned =
+      x.stride(-1) == 1 && reinterpret_cast<std::uintptr_t>(x.const_data_ptr()) % 16 == 0;
+  for (std::int64_t dim = 0; dim < x.dim() - 1; ++dim) {
+    aligned = aligned && (x.size(dim) == 1 || x.stride(dim) % 8 == 0);
+  }
+  return aligned;
+}
+// x itself, or a copy with aligned rows.
+inline at::Tensor with_aligned_rows(const at::Tensor& x) {
+  return has_aligned_rows(x) ? x : x.clone(at::MemoryFormat::Contiguous);
+}
+
+// x itself, or a copy that the tile kernels of its device can read.
+inline at::Tensor with_fitting_rows(const at::Tensor& x) {
+  return x.is_cuda() ? with_aligned_rows(x) : with_contiguous_rows(x);
 }
 
 // x [B, H, L, D] for GPU kernels, which write to it only where it is a result. Error(kInternal) if

@@ -14,8 +14,10 @@
 #include "attention/kernels/common/fitting_rows.h"
 #include "attention/kernels/common/grouped_queries.h"
 #include "attention/kernels/common/masked_softmax.h"
+#include "attention/kernels/sinkformer/gpu_arguments.h"
 #include "attention/kernels/tile_attention/cpu_heads.h"
 #include "cluster/base/error.h"
+#include "cluster/base/gpu/device.h"
 #include "cluster/base/tensors/second_gradient.h"
 
 namespace birkhoff {
@@ -132,28 +134,25 @@ struct FusedSinkformer : torch::autograd::Function<FusedSinkformer> {
     float dropout;
     std::optional<NoiseKey> noise;
   };
-  // What the backward pass reads besides its inputs; exact_out is undefined if there is none.
+  // What the backward pass reads besides its inputs; exact_out is undefined without a backward pass
+  // and on a GPU.
   struct Saved {
-    at::Tensor exact_out_BHLD, rows_BHtL, columns_BHtS;
+    at::Tensor exact_out_BHLD;
+    SinkformerVectors potentials;
   };
 
   // The forward pass; exact_out is saved if `saves`.
   static std::pair<HeadTensors, Saved> attend(const DoublyStochasticAttention& in, bool saves) {
     const at::Tensor &q_BHLD = in.q_BHLD, &k_BHSD = in.k_BHSD, &v_BHSD = in.v_BHSD;
     HeadTensors x;
-    x.q_BHLD = with_contiguous_rows(q_BHLD);
-    x.k_BHSD = with_contiguous_rows(k_BHSD);
-    x.v_BHSD = with_contiguous_rows(v_BHSD);
+    x.q_BHLD = with_fitting_rows(q_BHLD);
+    x.k_BHSD = with_fitting_rows(k_BHSD);
+    x.v_BHSD = with_fitting_rows(v_BHSD);
     x.out_BHLD = at::zeros_like(x.q_BHLD);  // stays 0 in padding
     x.query_lengths_B = in.query_lengths_B;
     x.key_lengths_B = in.key_lengths_B;
-    const std::int64_t B = q_BHLD.size(0), H = q_BHLD.size(1), L = q_BHLD.size(2),
-                       S = k_BHSD.size(2), pairs = in.half_steps / 2;
-    const auto sums = [&](at::IntArrayRef sizes) {
-      return at::zeros(sizes, q_BHLD.options().dtype(at::toOpMathType(q_BHLD.scalar_type())));
-    };
-    const Saved saved{saves ? sums({B, H, L, q_BHLD.size(3)}) : at::Tensor(),
-                      sums({B, H, pairs + 1, L}), sums({B, H, pairs, S})};
+    const Saved saved = q_BHLD.is_cuda() ? Saved{{}, new_sinkformer_vectors(x, in.half_steps)}
+                                         : new_saved_on_cpu(x, in.half_steps, saves);
     const Options options{in.half_steps, in.gradient, in.dropout, in.noise};
     run(options, x, saved, /*forward=*/true);
     return {x, saved};
@@ -162,7 +161,7 @@ struct FusedSinkformer : torch::autograd::Function<FusedSinkformer> {
   // The gradients of q, k and v of x.
   static variable_list gradients_of(const Options& options, HeadTensors x, const Saved& saved,
                                     const at::Tensor& d_out_BHLD) {
-    x.d_out_BHLD = with_contiguous_rows(d_out_BHLD);
+    x.d_out_BHLD = with_fitting_rows(d_out_BHLD);
     x.d_q_BHLD = at::zeros_like(x.q_BHLD);
     x.d_k_BHSD = at::zeros_like(x.k_BHSD);
     x.d_v_BHSD = at::zeros_like(x.v_BHSD);
@@ -178,8 +177,8 @@ struct FusedSinkformer : torch::autograd::Function<FusedSinkformer> {
     const NoiseKey noise = in.noise.value_or(NoiseKey{});
     const auto [x, saved] = attend(in, saves);
     context->save_for_backward({x.q_BHLD, x.k_BHSD, x.v_BHSD, x.query_lengths_B, x.key_lengths_B,
-                                saved.exact_out_BHLD, saved.rows_BHtL, saved.columns_BHtS,
-                                noise.step, noise.sample_ids_B});
+                                saved.exact_out_BHLD, saved.potentials.queries_BHtL,
+                                saved.potentials.keys_BHtS, noise.step, noise.sample_ids_B});
     context->saved_data["options"] =
         std::vector<std::int64_t>{in.half_steps, static_cast<std::int64_t>(in.gradient),
                                   static_cast<std::int64_t>(noise.seed), noise.layer};
@@ -206,13 +205,44 @@ struct FusedSinkformer : torch::autograd::Function<FusedSinkformer> {
     x.query_lengths_B = tensors[3];
     x.key_lengths_B = tensors[4];
     variable_list result =
-        gradients_of(options, x, {tensors[5], tensors[6], tensors[7]}, gradients[0]);
+        gradients_of(options, x, {tensors[5], {tensors[6], tensors[7]}}, gradients[0]);
     result.emplace_back();  // none for `in`
     return result;
   }
 
  private:
-  static void run(const Options& options, HeadTensors x, const Saved& saved, bool forward) {
+  static Saved new_saved_on_cpu(const HeadTensors& x, int half_steps, bool saves_out) {
+    const at::Tensor &q = x.q_BHLD, &k = x.k_BHSD;
+    const auto sums = [&](at::IntArrayRef sizes) {
+      return at::zeros(sizes, q.options().dtype(at::toOpMathType(q.scalar_type())));
+    };
+    return {saves_out ? sums(q.sizes()) : at::Tensor(),
+            {sums({q.size(0), q.size(1), half_steps / 2 + 1, q.size(2)}),
+             sums({k.size(0), k.size(1), half_steps / 2, k.size(2)})}};
+  }
+
+  static void run(const Options& options, const HeadTensors& x, const Saved& saved, bool forward) {
+    if (x.q_BHLD.is_cpu()) {
+      run_on_cpu(options, x, saved, forward);
+    } else if constexpr (kHasGpuKernels) {
+      run_on_gpu(options, x, saved, forward);
+    }
+  }
+
+  static void run_on_gpu(const Options& options, const HeadTensors& x, const Saved& saved,
+                         bool forward) {
+    if (forward) {
+      launch_sinkformer(sinkformer_params(x, options.half_steps, saved.potentials),
+                        current_stream(x.q_BHLD));
+      return;
+    }
+    launch_sinkformer_backward(sinkformer_params(x, options.half_steps, saved.potentials,
+                                                 options.gradient == BalanceGradient::kUnrolled,
+                                                 new_sinkformer_vectors(x, options.half_steps)),
+                               current_stream(x.q_BHLD));
+  }
+
+  static void run_on_cpu(const Options& options, HeadTensors x, const Saved& saved, bool forward) {
     const std::optional<TileDropout> dropout =
         tile_dropout(options.dropout, options.noise, x.q_BHLD.size(0), x.k_BHSD.size(2));
     if (dropout) x.sample_ids_B = options.noise->sample_ids_B;
@@ -230,8 +260,8 @@ struct FusedSinkformer : torch::autograd::Function<FusedSinkformer> {
               return static_cast<Sum<T>*>(each.mutable_data_ptr()) + b * each.stride(0) +
                      h * each.stride(1);
             };
-            head.row_potentials = of_head(saved.rows_BHtL);
-            head.column_potentials = of_head(saved.columns_BHtS);
+            head.row_potentials = of_head(saved.potentials.queries_BHtL);
+            head.column_potentials = of_head(saved.potentials.keys_BHtS);
             head.exact_out = of_head(saved.exact_out_BHLD);
             (forward ? kernels.forward : kernels.backward)(shape, head, scratch);
           });
@@ -249,7 +279,7 @@ std::string why_not_cpu_kernel(const DoublyStochasticAttention& in) {
 PathChoice choose_path(const DoublyStochasticAttention& in, Path limit) {
   if (limit != Path::kFused) return {Path::kReference};
   return fused_unless(why_not_fused(
-      in.q_BHLD, [&] { return why_not_cpu_kernel(in); }, [] { return "it has no GPU kernel"; }));
+      in.q_BHLD, [&] { return why_not_cpu_kernel(in); }, [&] { return why_not_gpu_kernels(in); }));
 }
 
 at::Tensor attend_doubly_stochastic(DoublyStochasticAttention in, Path limit) {
@@ -267,21 +297,22 @@ at::Tensor attend_doubly_stochastic(DoublyStochasticAttention in, Path limit) {
 
 SinkformerResults fused_forward(const DoublyStochasticAttention& in) {
   const auto [x, saved] = FusedSinkformer::attend(in, /*saves=*/true);
-  return {x.out_BHLD, saved.exact_out_BHLD, saved.rows_BHtL, saved.columns_BHtS};
+  return {x.out_BHLD, saved.exact_out_BHLD, saved.potentials.queries_BHtL,
+          saved.potentials.keys_BHtS};
 }
 
 std::vector<at::Tensor> fused_backward(const DoublyStochasticAttention& in,
                                        const SinkformerResults& results,
                                        const at::Tensor& d_out_BHLD) {
   HeadTensors x;
-  x.q_BHLD = with_contiguous_rows(in.q_BHLD);
-  x.k_BHSD = with_contiguous_rows(in.k_BHSD);
-  x.v_BHSD = with_contiguous_rows(in.v_BHSD);
+  x.q_BHLD = with_fitting_rows(in.q_BHLD);
+  x.k_BHSD = with_fitting_rows(in.k_BHSD);
+  x.v_BHSD = with_fitting_rows(in.v_BHSD);
   x.query_lengths_B = in.query_lengths_B;
   x.key_lengths_B = in.key_lengths_B;
   return FusedSinkformer::gradients_of(
       {in.half_steps, in.gradient, in.dropout, in.noise}, x,
-      {results.exact_out_BHLD, results.rows_BHtL, results.columns_BHtS}, d_out_BHLD);
+      {results.exact_out_BHLD, {results.rows_BHtL, results.columns_BHtS}}, d_out_BHLD);
 }
 
 }  // namespace birkhoff

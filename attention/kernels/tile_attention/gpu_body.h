@@ -41,6 +41,62 @@ class TileBody {
   Thread thread_;
   const int lane_, first_row_, first_column_;  // the warp's
 
+  // ---- Rows between global and shared memory, 16 bytes at a time.
+
+  // Rows of head_dim elements, `stride` elements apart, to a tile; zeros for columns from head_dim
+  // on and for rows from `count` on. Called by all threads of a tile; the rows have arrived after
+  // wait() and a barrier.
+  BIRKHOFF_DEVICE void load_rows(std::uint32_t tile, const std::uint16_t* rows, std::int64_t stride,
+                                 int count, int head_dim) const {
+    constexpr int kGroups = kHeadDim / 8, kRowsAtOnce = Shape::kThreads / kGroups;
+    const int index = thread_.index() % Shape::kThreads, row = index / kGroups,
+              column = index % kGroups * 8;
+    if (column >= head_dim) count = 0;
+    const std::uint16_t* from = rows + row * stride + column;
+    const std::uint32_t to = tile + place_in_tile<kHeadDim>(row, column);
+    static_assert(kRowsAtOnce % 8 == 0);
+    BIRKHOFF_UNROLL_BY(4)
+    for (int i = 0; i < kTileRows; i += kRowsAtOnce) {
+      thread_.template copy_async<16>(to + 2 * i * kHeadDim, from, i + row < count);
+      from += kRowsAtOnce * stride;
+    }
+  }
+
+  // Stores factor[half] * c to the warp's columns of its rows before `count`; half is that of
+  // place_in_c(). They pass through `tile`, where no other warp uses them.
+  BIRKHOFF_DEVICE void store_rows(const Columns& c, const float (&factor)[2], std::uint32_t tile,
+                                  std::uint16_t* rows, std::int64_t stride, int count,
+                                  int head_dim) const {
+    constexpr int kGroups = Shape::kWarpColumns / 8;
+    const Place place_in = place_in_c(lane_, 0);
+    const std::uint32_t to =
+        tile + place_in_tile<kHeadDim>(first_row_ + place_in.row, first_column_ + place_in.column);
+    BIRKHOFF_UNROLL
+    for (int j = 0; j < kGroups; ++j) {
+      BIRKHOFF_UNROLL
+      for (int half = 0; half < 2; ++half) {
+        thread_.store_shared(
+            further_right(to, 8 * j) + half * 2 * 8 * kHeadDim,
+            thread_.pack(c[j][2 * half] * factor[half], c[j][2 * half + 1] * factor[half]));
+      }
+    }
+    thread_.sync_warp();
+    constexpr int kRowsAtOnce = 32 / kGroups;
+    const int row = first_row_ + lane_ / kGroups, column = first_column_ + lane_ % kGroups * 8;
+    if (column >= head_dim) count = 0;
+    std::uint16_t* data = rows + row * stride + column;
+    BIRKHOFF_UNROLL_BY(4)
+    for (int i = 0; i < 16; i += kRowsAtOnce) {
+      if (row + i < count) {
+        *reinterpret_cast<Words*>(data) =
+            thread_.template load_shared<Words>(tile + place_in_tile<kHeadDim>(row + i, column));
+      }
+      data += kRowsAtOnce * stride;
+    }
+  }
+
+  // ---- Products.
+
   // c_ij += sum_d a_id b_jd for the warp's rows i of tile a and rows [first_j, first_j + 8 kGroups)
   // of tile b.
   template <int kGroups>
@@ -59,6 +115,32 @@ class TileBody {
         thread_.template load_matrices<false>(b, further_right(b_tile, d) + 2 * 8 * j * kHeadDim);
         thread_.multiply(c[j], a, b[0], b[1]);
         thread_.multiply(c[j + 1], a, b[2], b[3]);
+      }
+    }
+  }
+  // The same with the warp's rows of tile a in registers, for tiles a that meet many tiles b.
+  using OwnRows = std::uint32_t[kHeadDim / 16][4];
+  BIRKHOFF_DEVICE void load_own_rows(OwnRows& a, std::uint32_t a_tile) const {
+    const Place down = downwards(lane_);
+    a_tile += place_in_tile<kHeadDim>(first_row_ + down.row, down.column);
+    BIRKHOFF_UNROLL
+    for (int d = 0; d < kHeadDim; d += 16) {
+      thread_.template load_matrices<false>(a[d / 16], further_right(a_tile, d));
+    }
+  }
+  template <int kGroups>
+  BIRKHOFF_DEVICE void multiply_rows(LanePairs<kGroups>& c, const OwnRows& a, std::uint32_t b_tile,
+                                     int first_j) const {
+    const Place right = rightwards(lane_);
+    b_tile += place_in_tile<kHeadDim>(first_j + right.row, right.column);
+    BIRKHOFF_UNROLL
+    for (int d = 0; d < kHeadDim; d += 16) {
+      BIRKHOFF_UNROLL
+      for (int j = 0; j < kGroups; j += 2) {
+        std::uint32_t b[4];
+        thread_.template load_matrices<false>(b, further_right(b_tile, d) + 2 * 8 * j * kHeadDim);
+        thread_.multiply(c[j], a[d / 16], b[0], b[1]);
+        thread_.multiply(c[j + 1], a[d / 16], b[2], b[3]);
       }
     }
   }

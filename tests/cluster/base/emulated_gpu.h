@@ -33,7 +33,7 @@ class EmulatedBlock {
 
   // ---- Called by running threads.
 
-  enum class Scope { kWarp, kBlock };
+  enum class Scope { kWarp, kThreadBlock };
   enum class Operation { kSync, kSyncWarp, kLoad, kLoadTransposed, kMultiply, kExchange };
   // Waits for all threads of the warp or block; all must pass the same `operation`. The last one to
   // arrive runs `work` with the `data` of each.
@@ -120,7 +120,7 @@ class EmulatedThread {
 
   int index() const { return index_; }
   std::int64_t block() const { return block_->block(); }
-  void sync() const { meet(Block::Scope::kBlock, Op::kSync, nullptr, &Block::nothing); }
+  void sync() const { meet(Block::Scope::kThreadBlock, Op::kSync, nullptr, &Block::nothing); }
   void sync_warp() const { meet(Block::Scope::kWarp, Op::kSyncWarp, nullptr, &Block::nothing); }
 
   template <int kBytes>
