@@ -83,7 +83,7 @@ class SinkformerStart : public SinkformerBody<Thread, kHeadDim> {
             if (of_keys) this->multiply_columns(d_v, p, Body::values_of(stage), at);
           }
         });
-    if (of_keys) this->store_own(d_v, {1, 1}, kValues, p_.d_v);
+    if (of_keys) this->store_own(d_v, 1, kValues, p_.d_v);
     if (!has_coefficients) return;
     const float factor = of_keys ? 1 / this->mass() : 1;
     BIRKHOFF_UNROLL
@@ -202,7 +202,7 @@ class SinkformerGradient : public SinkformerBody<Thread, kHeadDim> {
             this->multiply_columns(d_rows, d_s, Body::rows_of(stage), at);
           }
         });
-    this->store_own(d_rows, {p_.scale, p_.scale}, kRows, this->own_.d_rows);
+    this->store_own(d_rows, p_.scale, kRows, this->own_.d_rows);
   }
 
  private:

@@ -154,9 +154,8 @@ class SinkformerBody : protected TileBody<Thread, kHeadDim> {
     const bool exists = from != nullptr;
     thread_.template copy_async<4>(to + 4 * row, exists ? from + row : nullptr, exists);
   }
-  // Stores factor[half] * c to the warp's rows of x, by way of `tile`, where no other warp uses
-  // them.
-  BIRKHOFF_DEVICE void store_own(const Columns& c, const float (&factor)[2], std::uint32_t tile,
+  // Stores factor * c to the warp's rows of x, by way of `tile`, where no other warp uses them.
+  BIRKHOFF_DEVICE void store_own(const Columns& c, float factor, std::uint32_t tile,
                                  const RowsParams& x) const {
     this->store_rows(c, factor, tile, row_of<std::uint16_t>(x, head_, first_), x.strides[2],
                      num_rows_, p_.head_dim);

@@ -124,15 +124,19 @@ class SinkformerAttend : public SinkformerBody<Thread, kHeadDim> {
           this->take_softmax(s, maximum, sum, out);
           this->multiply_columns(out, s, Body::values_of(stage), 0);
         });
-    float potentials[2], inverse[2];
+    float potentials[2];
     BIRKHOFF_UNROLL
     for (int half = 0; half < 2; ++half) {
-      const float total = this->row_sum(sum[half]);
+      const float total = this->row_sum(sum[half]), inverse = total == 0 ? 0 : 1 / total;
       potentials[half] = -(maximum[half] + log2f(total));
-      inverse[half] = total == 0 ? 0 : 1 / total;
+      BIRKHOFF_UNROLL
+      for (int j = 0; j < Shape::kWarpColumns / 8; ++j) {
+        out[j][2 * half] *= inverse;
+        out[j][2 * half + 1] *= inverse;
+      }
     }
     this->store_values(this->own_potentials(p_.step), potentials);
-    this->store_own(out, inverse, kOwn, p_.out);
+    this->store_own(out, 1, kOwn, p_.out);
   }
 };
 

@@ -44,14 +44,13 @@ class TileBody {
   // ---- Rows between global and shared memory, 16 bytes at a time.
 
   // Rows of head_dim elements, `stride` elements apart, to a tile; zeros for columns from head_dim
-  // on and for rows from `count` on. Called by all threads of a tile; the rows have arrived after
+  // on and for rows from `all` on. Called by all threads of a tile; the rows have arrived after
   // wait() and a barrier.
   BIRKHOFF_DEVICE void load_rows(std::uint32_t tile, const std::uint16_t* rows, std::int64_t stride,
-                                 int count, int head_dim) const {
+                                 int all, int head_dim) const {
     constexpr int kGroups = kHeadDim / 8, kRowsAtOnce = Shape::kThreads / kGroups;
     const int index = thread_.index() % Shape::kThreads, row = index / kGroups,
-              column = index % kGroups * 8;
-    if (column >= head_dim) count = 0;
+              column = index % kGroups * 8, count = column < head_dim ? all : 0;
     const std::uint16_t* from = rows + row * stride + column;
     const std::uint32_t to = tile + place_in_tile<kHeadDim>(row, column);
     static_assert(kRowsAtOnce % 8 == 0);
@@ -62,10 +61,10 @@ class TileBody {
     }
   }
 
-  // Stores factor[half] * c to the warp's columns of its rows before `count`; half is that of
-  // place_in_c(). They pass through `tile`, where no other warp uses them.
-  BIRKHOFF_DEVICE void store_rows(const Columns& c, const float (&factor)[2], std::uint32_t tile,
-                                  std::uint16_t* rows, std::int64_t stride, int count,
+  // Stores factor * c to the warp's columns of its rows before `all`. They pass through `tile`,
+  // where no other warp uses them.
+  BIRKHOFF_DEVICE void store_rows(const Columns& c, float factor, std::uint32_t tile,
+                                  std::uint16_t* rows, std::int64_t stride, int all,
                                   int head_dim) const {
     constexpr int kGroups = Shape::kWarpColumns / 8;
     const Place place_in = place_in_c(lane_, 0);
@@ -73,17 +72,15 @@ class TileBody {
         tile + place_in_tile<kHeadDim>(first_row_ + place_in.row, first_column_ + place_in.column);
     BIRKHOFF_UNROLL
     for (int j = 0; j < kGroups; ++j) {
-      BIRKHOFF_UNROLL
-      for (int half = 0; half < 2; ++half) {
-        thread_.store_shared(
-            further_right(to, 8 * j) + half * 2 * 8 * kHeadDim,
-            thread_.pack(c[j][2 * half] * factor[half], c[j][2 * half + 1] * factor[half]));
-      }
+      const std::uint32_t place_j = further_right(to, 8 * j);
+      thread_.store_shared(place_j, thread_.pack(c[j][0] * factor, c[j][1] * factor));
+      thread_.store_shared(place_j + 2 * 8 * kHeadDim,
+                           thread_.pack(c[j][2] * factor, c[j][3] * factor));
     }
     thread_.sync_warp();
     constexpr int kRowsAtOnce = 32 / kGroups;
     const int row = first_row_ + lane_ / kGroups, column = first_column_ + lane_ % kGroups * 8;
-    if (column >= head_dim) count = 0;
+    const int count = column < head_dim ? all : 0;
     std::uint16_t* data = rows + row * stride + column;
     BIRKHOFF_UNROLL_BY(4)
     for (int i = 0; i < 16; i += kRowsAtOnce) {
