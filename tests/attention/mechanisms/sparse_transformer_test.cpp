@@ -50,7 +50,7 @@ struct Pattern {
   }
   at::Tensor visible(std::int64_t num_tokens, bool causal) const {
     const at::Tensor visible_LS = at::empty({num_tokens, num_tokens}, at::kBool);
-    const auto entries = visible_LS.accessor<bool, 2>();
+    auto entries = visible_LS.accessor<bool, 2>();
     for (std::int64_t i = 0; i < num_tokens; ++i) {
       for (std::int64_t j = 0; j < num_tokens; ++j) entries[i][j] = sees(i, j, causal);
     }
