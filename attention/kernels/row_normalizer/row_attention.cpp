@@ -2,21 +2,23 @@
 #include "attention/kernels/row_normalizer/row_attention.h"
 
 #include <ATen/ATen.h>
-#include <ATen/OpMathType.h>
 #include <fmt/format.h>
 #include <torch/csrc/autograd/custom_function.h>
 
-#include <algorithm>
 #include <cmath>
 #include <utility>
 #include <vector>
 
+#include "attention/kernels/block_attention/gpu_arguments.h"
 #include "attention/kernels/common/cpu_dtype.h"
 #include "attention/kernels/common/cpu_sets.h"
 #include "attention/kernels/common/fitting_rows.h"
 #include "attention/kernels/common/grouped_queries.h"
 #include "attention/kernels/row_normalizer/cpu_rows.h"
+#include "attention/kernels/row_normalizer/gpu_arguments.h"
+#include "attention/kernels/row_normalizer/saved_rows.h"
 #include "attention/kernels/tile_attention/cpu_heads.h"
+#include "cluster/base/gpu/device.h"
 #include "cluster/base/tensors/second_gradient.h"
 
 namespace birkhoff {
@@ -36,57 +38,38 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-// The number of keys that each query keeps, int32 [B, L].
-at::Tensor kept_BL(const RowAttention& in) {
-  const at::Tensor visible = in.end_BL - in.first_BL;
-  at::Tensor kept = at::full_like(visible, in.normalizer.top_k);
-  if (const std::int64_t divisor = in.normalizer.top_divisor; divisor > 0) {
-    kept = kept.maximum(at::div(visible + (divisor - 1), divisor, "floor"));
-  }
-  return kept.minimum(visible.clamp_min(0)).to(at::kInt).contiguous();
+// Rows as the device's kernels read them.
+at::Tensor fitting_rows(const at::Tensor& x) {
+  return x.is_cuda() ? with_aligned_rows(x) : with_contiguous_rows(x);
 }
 
-// The maximum of it, whatever the lengths of sequences.
-std::int64_t max_kept(const RowAttention& in) {
-  const std::int64_t num_keys = in.k_BHSD.size(2), divisor = in.normalizer.top_divisor;
-  const std::int64_t share = divisor > 0 ? (num_keys + divisor - 1) / divisor : 0;
-  return std::min(num_keys, std::max(in.normalizer.top_k, share));
+// x has gradients in the backward pass.
+void run_on_gpu(const HeadTensors& x, const SavedRows& saved) {
+  if (x.q_BHLD.numel() == 0 || x.k_BHSD.numel() == 0) return;
+  if constexpr (kHasGpuKernels) {
+    CUstream_st* const stream = current_stream(x.q_BHLD);
+    const RowArguments<TopKParams> arguments = top_k_arguments(x, saved);
+    if (x.d_out_BHLD.defined()) return launch_listed_gradients(arguments.params, stream);
+    launch_top_k_choice(arguments.params, stream);
+    launch_listed_values(arguments.params, stream);
+  }
 }
 
 struct FusedRows : torch::autograd::Function<FusedRows> {
-  // What the backward pass reads besides its inputs. Of top-k or of entmax.
-  struct Saved {
-    at::Tensor first_BL, end_BL, kept_BL;
-    at::Tensor index_BHLk, weight_BHLk;
-    at::Tensor threshold_BHL, alpha_H;  // alpha in fp64, defined for entmax
-  };
-
   static at::Tensor forward(AutogradContext* context, const at::Tensor& q_BHLD,
                             const at::Tensor& k_BHSD, const at::Tensor& v_BHSD,
                             at::TensorList alpha_H, const RowAttention& in) {
     HeadTensors x;
-    x.q_BHLD = with_contiguous_rows(q_BHLD);
-    x.k_BHSD = with_contiguous_rows(k_BHSD);
-    x.v_BHSD = with_contiguous_rows(v_BHSD);
+    x.q_BHLD = fitting_rows(q_BHLD);
+    x.k_BHSD = fitting_rows(k_BHSD);
+    x.v_BHSD = fitting_rows(v_BHSD);
     x.out_BHLD = at::zeros_like(x.q_BHLD);  // stays 0 without keys
-    const std::int64_t B = q_BHLD.size(0), H = q_BHLD.size(1), L = q_BHLD.size(2);
-    const auto sums = q_BHLD.options().dtype(at::toOpMathType(q_BHLD.scalar_type()));
-    Saved saved{.first_BL = in.first_BL.expand({B, L}).contiguous(),
-                .end_BL = in.end_BL.expand({B, L}).contiguous(),
-                .kept_BL = {},
-                .index_BHLk = {},
-                .weight_BHLk = {},
-                .threshold_BHL = {},
-                .alpha_H = {}};
-    if (in.normalizer.kind == Normalizer::kTopK) {
-      saved.kept_BL = kept_BL(in).expand({B, L}).contiguous();
-      saved.index_BHLk = at::empty({B, H, L, max_kept(in)}, sums.dtype(at::kInt));
-      saved.weight_BHLk = at::empty(saved.index_BHLk.sizes(), sums);
+    const SavedRows saved = new_saved_rows(in);
+    if (q_BHLD.is_cuda()) {
+      run_on_gpu(x, saved);
     } else {
-      saved.alpha_H = exponents(in.normalizer, H);
-      saved.threshold_BHL = at::empty({B, H, L}, sums);
+      run(x, saved, in.dropout, in.noise, nullptr, /*forward=*/true);
     }
-    run(x, saved, in.dropout, in.noise, nullptr, /*forward=*/true);
     const NoiseKey noise = in.noise.value_or(NoiseKey{});
     context->save_for_backward({x.q_BHLD, x.k_BHSD, x.v_BHSD, saved.first_BL, saved.end_BL,
                                 saved.kept_BL, saved.index_BHLk, saved.weight_BHLk,
@@ -114,16 +97,20 @@ struct FusedRows : torch::autograd::Function<FusedRows> {
     x.q_BHLD = t[0];
     x.k_BHSD = t[1];
     x.v_BHSD = t[2];
-    x.d_out_BHLD = with_contiguous_rows(gradients[0]);
+    x.d_out_BHLD = fitting_rows(gradients[0]);
     x.d_q_BHLD = at::zeros_like(t[0]);
     x.d_k_BHSD = at::zeros_like(t[1]);
     x.d_v_BHSD = at::zeros_like(t[2]);
+    const SavedRows saved{t[3], t[4], t[5], t[6], t[7], t[8], t[9]};
     at::Tensor d_alpha_BH;
     const bool learns = context->saved_data.count("alpha") > 0;
     if (learns) d_alpha_BH = at::zeros({t[0].size(0), t[0].size(1)}, at::kDouble);
-    run(x, {t[3], t[4], t[5], t[6], t[7], t[8], t[9]},
-        static_cast<float>(context->saved_data["dropout"].toDouble()), noise,
-        learns ? d_alpha_BH.mutable_data_ptr<double>() : nullptr, /*forward=*/false);
+    if (t[0].is_cuda()) {
+      run_on_gpu(x, saved);
+    } else {
+      run(x, saved, static_cast<float>(context->saved_data["dropout"].toDouble()), noise,
+          learns ? d_alpha_BH.mutable_data_ptr<double>() : nullptr, /*forward=*/false);
+    }
     variable_list result{x.d_q_BHLD, x.d_k_BHSD, x.d_v_BHSD};
     if (learns) {
       result.push_back(d_alpha_BH.sum(0).to(context->saved_data["alpha"].toScalarType()));
@@ -133,15 +120,8 @@ struct FusedRows : torch::autograd::Function<FusedRows> {
   }
 
  private:
-  static at::Tensor exponents(const RowNormalizer& normalizer, std::int64_t heads) {
-    const at::Tensor& alpha_H = normalizer.alpha_H;
-    if (alpha_H.defined()) return alpha_H.detach().to(at::kDouble).contiguous();
-    const double alpha = normalizer.kind == Normalizer::kSparsemax ? 2 : 1.5;
-    return at::full({heads}, alpha, at::kDouble);
-  }
-
-  static void run(HeadTensors x, const Saved& saved, float p, const std::optional<NoiseKey>& noise,
-                  double* d_alpha_BH, bool forward) {
+  static void run(HeadTensors x, const SavedRows& saved, float p,
+                  const std::optional<NoiseKey>& noise, double* d_alpha_BH, bool forward) {
     const std::int64_t H = x.q_BHLD.size(1);
     const std::optional<TileDropout> dropout =
         tile_dropout(p, noise, x.q_BHLD.size(0), x.k_BHSD.size(2));
@@ -188,18 +168,15 @@ struct FusedRows : torch::autograd::Function<FusedRows> {
 }  // namespace
 
 std::string why_not_row_kernels(const RowAttention& in) {
+  if (in.normalizer.kind == Normalizer::kTopK) {
+    if (in.normalizer.keep_ties) return "the kernel for top_k keeps no ties";
+    if (const std::int64_t kept = max_kept(in); kept > kMaxKeptKeys) {
+      return fmt::format("a query keeps {} keys, more than {}", kept, kMaxKeptKeys);
+    }
+  }
   return why_not_fused(
-      in.q_BHLD,
-      [&]() -> std::string {
-        if (in.normalizer.kind == Normalizer::kTopK) {
-          if (in.normalizer.keep_ties) return "the kernel for top_k keeps no ties";
-          if (const std::int64_t kept = max_kept(in); kept > kMaxKeptKeys) {
-            return fmt::format("a query keeps {} keys, more than {}", kept, kMaxKeptKeys);
-          }
-        }
-        return why_not_tiles(in.q_BHLD.scalar_type(), in.q_BHLD.size(3));
-      },
-      [] { return "sparse normalizers have no GPU kernel"; });
+      in.q_BHLD, [&] { return why_not_tiles(in.q_BHLD.scalar_type(), in.q_BHLD.size(3)); },
+      [&] { return why_not_gpu_rows(in); });
 }
 
 at::Tensor attend_rows(const RowAttention& in) {

@@ -21,9 +21,12 @@ struct RowAttention {
   RowNormalizer normalizer;  // not softmax
   float dropout = 0;         // of the weights, by `noise`, which may be absent
   std::optional<NoiseKey> noise;
+
+  bool drops() const { return noise && dropout > 0; }
 };
 
-// Why the kernels do not take the problem; empty if they do.
+// Why the kernels of the device of q do not take the problem; empty if they do. Ranges of keys may
+// be undefined.
 std::string why_not_row_kernels(const RowAttention& in);
 
 // [B, H, L, D] by the kernels, in the dtype of q.

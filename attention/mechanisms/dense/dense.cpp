@@ -107,6 +107,8 @@ PathChoice DenseAttention::choose(const AttentionInput& in, Path limit) const {
     rows.q_BHLD = q;
     rows.k_BHSD = in.k_BHSD;
     rows.normalizer = normalizer;
+    rows.dropout = dropout_;
+    rows.noise = in.noise;
     return fused_unless(why_not_row_kernels(rows));
   }
   const bool drops = in.noise && dropout_ > 0, has_sinks = terms_.sink(q).defined();

@@ -72,7 +72,7 @@ void EmulatedBlock::check(bool holds, const char* otherwise, int thread) {
 
 void EmulatedBlock::meet(int thread, Scope scope, Operation operation, void* data, Work work) {
   const std::size_t index = static_cast<std::size_t>(thread);
-  const bool of_block = scope == Scope::kBlock;
+  const bool of_block = scope == Scope::kAll;
   FiberBlock::Barrier& barrier = of_block ? fibers_.of_block() : fibers_.of_warp();
   Meeting& meeting = of_block ? all_ : warps_[index / kWarp];
   check(barrier.arrived == 0 || meeting.operation == operation, "lanes part", thread);

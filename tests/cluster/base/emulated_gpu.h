@@ -8,6 +8,7 @@
 // operation of the whole warp; and ldmatrix rows that share banks.
 #pragma once
 
+#include <algorithm>
 #include <bit>
 #include <cmath>
 #include <cstdint>
@@ -33,7 +34,7 @@ class EmulatedBlock {
 
   // ---- Called by running threads.
 
-  enum class Scope { kWarp, kBlock };
+  enum class Scope { kWarp, kAll };
   enum class Operation { kSync, kSyncWarp, kLoad, kLoadTransposed, kMultiply, kExchange };
   // Waits for all threads of the warp or block; all must pass the same `operation`. The last one to
   // arrive runs `work` with the `data` of each.
@@ -120,7 +121,7 @@ class EmulatedThread {
 
   int index() const { return index_; }
   std::int64_t block() const { return block_->block(); }
-  void sync() const { meet(Block::Scope::kBlock, Op::kSync, nullptr, &Block::nothing); }
+  void sync() const { meet(Block::Scope::kAll, Op::kSync, nullptr, &Block::nothing); }
   void sync_warp() const { meet(Block::Scope::kWarp, Op::kSyncWarp, nullptr, &Block::nothing); }
 
   template <int kBytes>
@@ -150,10 +151,15 @@ class EmulatedThread {
     meet(Block::Scope::kWarp, Op::kExchange, &data, &Block::exchange);
     return std::bit_cast<Number>(data.result);
   }
-  bool any(bool x) const {
-    int all = x;
-    for (int mask = 1; mask < 32; mask *= 2) all |= exchange(all, mask);
-    return all != 0;
+  std::uint32_t ballot(bool x) const {
+    std::uint32_t lanes = std::uint32_t{x} << (index_ % 32);
+    for (int mask = 1; mask < 32; mask *= 2) lanes |= exchange(lanes, mask);
+    return lanes;
+  }
+  bool any(bool x) const { return ballot(x) != 0; }
+  int largest(int x) const {
+    for (int mask = 1; mask < 32; mask *= 2) x = std::max(x, exchange(x, mask));
+    return x;
   }
 
   std::uint32_t pack(float low, float high) const {
