@@ -43,7 +43,6 @@ void set_rows(const HeadTensors& x, const SavedRows& saved, RowAttentionParams& 
 
 std::string why_not_gpu_rows(const RowAttention& in) {
   const at::Tensor& q = in.q_BHLD;
-  if (in.normalizer.kind != Normalizer::kTopK) return "entmax and sparsemax have no GPU kernel";
   if (in.drops()) return "sparse normalizers with dropout have no GPU kernel";
   std::string why = why_not_dtype(q.scalar_type(), {at::kBFloat16, at::kHalf});
   if (why.empty()) why = why_not_head_dim(q.size(3), RowAttentionParams::kMaxHeadDim);
@@ -73,6 +72,20 @@ RowArguments<TopKParams> top_k_arguments(const HeadTensors& x, const SavedRows& 
   params.d_score = arguments.tensors[0].mutable_data_ptr<float>();
   params.order = slots.order_BHP.const_data_ptr<std::int32_t>();
   params.starts = slots.starts_BHR.const_data_ptr<std::int32_t>();
+  return arguments;
+}
+
+RowArguments<EntmaxParams> entmax_arguments(const HeadTensors& x, const SavedRows& saved,
+                                            const at::Tensor& d_alpha_BHL) {
+  RowArguments<EntmaxParams> arguments{{}, {(saved.alpha_H - 1).to(at::kFloat)}};
+  EntmaxParams& params = arguments.params;
+  set_rows(x, saved, params);
+  params.excess = arguments.tensors[0].const_data_ptr<float>();
+  params.threshold = saved.threshold_BHL.mutable_data_ptr<float>();
+  if (d_alpha_BHL.defined()) params.d_alpha = d_alpha_BHL.mutable_data_ptr<float>();
+  if (!x.d_out_BHLD.defined()) return arguments;
+  params.mean =
+      arguments.tensors.emplace_back(at::empty_like(saved.threshold_BHL)).mutable_data_ptr<float>();
   return arguments;
 }
 

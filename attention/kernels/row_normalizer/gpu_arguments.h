@@ -24,5 +24,8 @@ struct RowArguments {
 // Rows must be aligned to 16 bytes. For the forward pass x has no gradients; for the backward pass,
 // it has all.
 RowArguments<TopKParams> top_k_arguments(const HeadTensors& x, const SavedRows& saved);
+// d_alpha_BHL, if it is defined, gets each query's term of the gradient of the exponents, in fp32.
+RowArguments<EntmaxParams> entmax_arguments(const HeadTensors& x, const SavedRows& saved,
+                                            const at::Tensor& d_alpha_BHL);
 
 }  // namespace birkhoff

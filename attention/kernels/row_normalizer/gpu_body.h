@@ -1,5 +1,5 @@
 // The common part of the tensor-core kernels of row_attention.h: tiles of tile_attention/gpu_body.h
-// whose queries see ranges of keys. gpu_top_k.h describes what its kernel computes
+// whose queries see ranges of keys. gpu_top_k.h and gpu_entmax.h describe what the kernels compute
 // and own. Legend: i query, j key.
 #pragma once
 

@@ -35,9 +35,20 @@ struct TopKParams : RowAttentionParams {
   const std::int32_t *order, *starts;
 };
 
+struct EntmaxParams : RowAttentionParams {
+  const float* excess;  // [H]: a - 1, for exponents a in (1, 2]
+  float* threshold;     // [B, H, L]: written by the forward pass, read by the backward pass
+
+  // Backward: scratch [B, H, L], m of each query; and each query's term of the gradient of a,
+  // [B, H, L]; null: not wanted.
+  float *mean, *d_alpha;
+};
+
 // Asynchronous on `stream`.
 void launch_top_k_choice(const TopKParams& params, CUstream_st* stream);   // index and weight
 void launch_listed_values(const TopKParams& params, CUstream_st* stream);  // out
 void launch_listed_gradients(const TopKParams& params, CUstream_st* stream);
+void launch_entmax(const EntmaxParams& params, CUstream_st* stream);
+void launch_entmax_backward(const EntmaxParams& params, CUstream_st* stream);
 
 }  // namespace birkhoff

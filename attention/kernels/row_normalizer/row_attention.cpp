@@ -43,15 +43,20 @@ at::Tensor fitting_rows(const at::Tensor& x) {
   return x.is_cuda() ? with_aligned_rows(x) : with_contiguous_rows(x);
 }
 
-// x has gradients in the backward pass.
-void run_on_gpu(const HeadTensors& x, const SavedRows& saved) {
+// x has gradients in the backward pass. d_alpha_BHL: as in entmax_arguments().
+void run_on_gpu(const HeadTensors& x, const SavedRows& saved, const at::Tensor& d_alpha_BHL) {
   if (x.q_BHLD.numel() == 0 || x.k_BHSD.numel() == 0) return;
   if constexpr (kHasGpuKernels) {
     CUstream_st* const stream = current_stream(x.q_BHLD);
-    const RowArguments<TopKParams> arguments = top_k_arguments(x, saved);
-    if (x.d_out_BHLD.defined()) return launch_listed_gradients(arguments.params, stream);
-    launch_top_k_choice(arguments.params, stream);
-    launch_listed_values(arguments.params, stream);
+    const bool forward = !x.d_out_BHLD.defined();
+    if (saved.kept_BL.defined()) {
+      const RowArguments<TopKParams> arguments = top_k_arguments(x, saved);
+      if (!forward) return launch_listed_gradients(arguments.params, stream);
+      launch_top_k_choice(arguments.params, stream);
+      return launch_listed_values(arguments.params, stream);
+    }
+    const RowArguments<EntmaxParams> arguments = entmax_arguments(x, saved, d_alpha_BHL);
+    (forward ? launch_entmax : launch_entmax_backward)(arguments.params, stream);
   }
 }
 
@@ -66,7 +71,7 @@ struct FusedRows : torch::autograd::Function<FusedRows> {
     x.out_BHLD = at::zeros_like(x.q_BHLD);  // stays 0 without keys
     const SavedRows saved = new_saved_rows(in);
     if (q_BHLD.is_cuda()) {
-      run_on_gpu(x, saved);
+      run_on_gpu(x, saved, {});
     } else {
       run(x, saved, in.dropout, in.noise, nullptr, /*forward=*/true);
     }
@@ -104,10 +109,14 @@ struct FusedRows : torch::autograd::Function<FusedRows> {
     const SavedRows saved{t[3], t[4], t[5], t[6], t[7], t[8], t[9]};
     at::Tensor d_alpha_BH;
     const bool learns = context->saved_data.count("alpha") > 0;
-    if (learns) d_alpha_BH = at::zeros({t[0].size(0), t[0].size(1)}, at::kDouble);
+    const auto of_heads = t[0].options().dtype(at::kDouble);
     if (t[0].is_cuda()) {
-      run_on_gpu(x, saved);
+      at::Tensor d_alpha_BHL;
+      if (learns) d_alpha_BHL = at::zeros(t[0].sizes().slice(0, 3), of_heads.dtype(at::kFloat));
+      run_on_gpu(x, saved, d_alpha_BHL);
+      if (learns) d_alpha_BH = d_alpha_BHL.sum(2, /*keepdim=*/false, at::kDouble);
     } else {
+      if (learns) d_alpha_BH = at::zeros(t[0].sizes().slice(0, 2), of_heads);
       run(x, saved, static_cast<float>(context->saved_data["dropout"].toDouble()), noise,
           learns ? d_alpha_BH.mutable_data_ptr<double>() : nullptr, /*forward=*/false);
     }

@@ -126,6 +126,13 @@ class GpuThread {
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
     return y;
   }
+  // The logarithm to base 2 of a positive normal number, within 2^-22 times the larger of 1 and its
+  // size.
+  __device__ __forceinline__ float log2(float x) const {
+    float y;
+    asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+  }
 
   template <typename Value>
   __device__ __forceinline__ void store_shared(std::uint32_t to, const Value& value) const {

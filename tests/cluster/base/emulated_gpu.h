@@ -167,6 +167,7 @@ class EmulatedThread {
   }
   float unpack(std::uint16_t word) const { return unpack_number(kNumber, word); }
   float exp2(float x) const { return std::exp2(x); }
+  float log2(float x) const { return std::log2(x); }
 
   template <typename Value>
   void store_shared(std::uint32_t to, const Value& value) const {

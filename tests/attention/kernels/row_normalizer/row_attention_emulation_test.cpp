@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "attention/kernels/row_normalizer/gpu_arguments.h"
+#include "attention/kernels/row_normalizer/gpu_entmax_backward.h"
 #include "attention/kernels/row_normalizer/gpu_top_k.h"
 #include "tests/attention/kernels/row_normalizer/row_attention_problem.h"
 #include "tests/attention/kernels/row_normalizer/row_lists_emulated.h"
@@ -41,6 +42,15 @@ void with_thread(const RowAttentionParams& params, Function f) {
   with_number.template operator()<128>();
 }
 
+template <template <typename, int> typename... Body>
+void run_kernels(const EntmaxParams& params, bool backwards) {
+  with_thread(params, [&]<typename Thread, int kHeadDim>() {
+    (run_kernel<Body<Thread, kHeadDim>, Thread>(params, Body<Thread, kHeadDim>::kSharedBytes,
+                                                backwards),
+     ...);
+  });
+}
+
 void run_top_k(const HeadTensors& x, const SavedRows& saved, bool backwards) {
   const RowArguments<TopKParams> arguments = top_k_arguments(x, saved);
   const TopKParams& params = arguments.params;
@@ -53,6 +63,14 @@ void run_top_k(const HeadTensors& x, const SavedRows& saved, bool backwards) {
     run_kernel<Body, Thread>(params, Body::shared_bytes(params), backwards);
   });
   emulate_listed_values(params);
+}
+
+void run_entmax(const HeadTensors& x, const SavedRows& saved, const at::Tensor& d_alpha_BHL,
+                bool backwards) {
+  const RowArguments<EntmaxParams> arguments = entmax_arguments(x, saved, d_alpha_BHL);
+  if (!x.d_out_BHLD.defined()) return run_kernels<EntmaxForward>(arguments.params, backwards);
+  arguments.tensors[1].fill_(NAN);
+  run_kernels<EntmaxQueries, EntmaxKeys>(arguments.params, backwards);
 }
 
 struct Emulated {
@@ -70,21 +88,40 @@ Emulated emulate(const RowAttentionProblem& problem, bool backwards = false) {
   x.v_BHSD = in.v_BHSD;
   x.out_BHLD = spoilt(x.q_BHLD);
   const SavedRows saved = new_saved_rows(in);
-  saved.weight_BHLk.fill_(NAN);
-  saved.index_BHLk.fill_(1 << 30);
-  run_top_k(x, saved, backwards);
+  for (const at::Tensor& each : {saved.weight_BHLk, saved.threshold_BHL}) {
+    if (each.defined()) each.fill_(NAN);
+  }
+  if (saved.index_BHLk.defined()) saved.index_BHLk.fill_(1 << 30);
+  at::Tensor d_alpha_BHL;
+  if (in.normalizer.alpha_H.defined()) d_alpha_BHL = spoilt(saved.threshold_BHL);
+  const auto run = [&] {
+    if (in.normalizer.kind == Normalizer::kTopK) return run_top_k(x, saved, backwards);
+    run_entmax(x, saved, d_alpha_BHL, backwards);
+  };
+  run();
   x.d_out_BHLD = problem.d_out_BHLD;
   x.d_q_BHLD = spoilt(x.q_BHLD);
   x.d_k_BHSD = spoilt(x.k_BHSD);
   x.d_v_BHSD = spoilt(x.v_BHSD);
-  run_top_k(x, saved, backwards);
-  return {saved, {x.out_BHLD, x.d_q_BHLD, x.d_k_BHSD, x.d_v_BHSD}};
+  run();
+  Emulated emulated{saved, {x.out_BHLD, x.d_q_BHLD, x.d_k_BHSD, x.d_v_BHSD}};
+  if (d_alpha_BHL.defined()) {
+    emulated.results.push_back(
+        d_alpha_BHL.to(at::kDouble).sum(2).sum(0).to(in.normalizer.alpha_H.scalar_type()));
+  }
+  return emulated;
 }
 
 std::vector<at::Tensor> solve_rows(const RowAttentionProblem& problem) {
   return emulate(problem).results;
 }
 
+// Exponents per head: softmax nearly, and others.
+std::vector<RowNormalizer> entmaxes() {
+  return {{.kind = Normalizer::kSparsemax},
+          {.kind = Normalizer::kEntmax15},
+          {.kind = Normalizer::kEntmax, .alpha_H = at::tensor({1.1, 1.7}, at::kFloat)}};
+}
 RowNormalizer top_k(std::int64_t k) { return {.kind = Normalizer::kTopK, .top_k = k}; }
 
 // No lengths are multiples of a tile; one is below k; some differ, as in cross-attention.
@@ -102,11 +139,16 @@ TEST(TopKTiles, ErrorsAreThoseOfTheReference) {
   }
 }
 
-TEST(TopKTiles, RepeatedRunsHaveTheSameBits) {
-  const RowAttentionProblem problem = random_rows({133, 70, 64, false}, top_k(8), at::kBFloat16);
-  const auto results = solve_rows(problem), again = emulate(problem, /*backwards=*/true).results;
-  for (std::size_t i = 0; i < results.size(); ++i) {
-    expect_same_bits(results[i], again[i], fmt::format("result {}", i));
+TEST(RowTiles, RepeatedRunsHaveTheSameBits) {
+  std::vector<RowNormalizer> normalizers = entmaxes();
+  normalizers.push_back(top_k(8));
+  for (const RowNormalizer& each : normalizers) {
+    const RowAttentionProblem problem = random_rows({133, 70, 64, false}, each, at::kBFloat16);
+    const auto results = solve_rows(problem), again = emulate(problem, /*backwards=*/true).results;
+    for (std::size_t i = 0; i < results.size(); ++i) {
+      expect_same_bits(results[i], again[i],
+                       fmt::format("normalizer {} result {}", static_cast<int>(each.kind), i));
+    }
   }
 }
 
@@ -162,6 +204,58 @@ TEST(TopKTiles, NaNStaysWithQueriesThatSeeIt) {
       const at::Tensor others = at::logical_or(token_L<first, token_L> last).nonzero().flatten();
       expect_same_bits(nan[i].index_select(2, others), finite[i].index_select(2, others),
                        fmt::format("input {} result {}", which, i));
+    }
+  }
+}
+
+// Few keys and most keys have weights.
+TEST(EntmaxTiles, ErrorsAreThoseOfTheReference) {
+  const auto check = [](const RowAttentionSize& size, const RowNormalizer& normalizer,
+                        double factor, at::ScalarType dtype) {
+    RowAttentionProblem problem = random_rows(size, normalizer, dtype);
+    problem.attention.q_BHLD = problem.attention.q_BHLD * factor;
+    expect_errors_of_the_reference(
+        problem, solve_rows,
+        fmt::format("normalizer {} causal {} factor {}", static_cast<int>(normalizer.kind),
+                    size.causal, factor));
+  };
+  for (const RowNormalizer& normalizer : entmaxes()) {
+    for (const RowAttentionSize& size : kSizes) {
+      check(size, normalizer, size.causal ? 4 : 0.1, at::kBFloat16);
+    }
+    check(kSizes[0], normalizer, 0.1, at::kHalf);
+  }
+}
+
+// Equal scores have equal weights.
+TEST(EntmaxTiles, EqualScoresAreAMean) {
+  for (const RowNormalizer& normalizer : entmaxes()) {
+    RowAttentionProblem problem = random_rows({70, 150, 64, false}, normalizer, at::kHalf);
+    RowAttention& in = problem.attention;
+    in.q_BHLD = at::zeros_like(in.q_BHLD);
+    const at::Tensor out = emulate(problem).results[0][0][1],
+                     mean = in.v_BHSD[0][1].to(at::kDouble).mean(0, /*keepdim=*/true);
+    EXPECT_LE((out.to(at::kDouble) - mean).abs().max().item<double>(), 0x1p-11);
+  }
+}
+
+// NaN reaches the queries that see it.
+TEST(EntmaxTiles, NaNReachesTheQueriesThatSeeIt) {
+  constexpr std::int64_t kTokens = 150, kRow = 70;
+  for (const RowNormalizer& normalizer : entmaxes()) {
+    for (const std::size_t which : {0, 1}) {
+      RowAttentionProblem problem =
+          random_rows({kTokens, kTokens, 24, true}, normalizer, at::kBFloat16);
+      const RowAttention& in = problem.attention;
+      (which == 0 ? in.q_BHLD : in.k_BHSD).select(2, kRow).select(2, 5).fill_(NAN);
+      const std::vector<at::Tensor> results = emulate(problem).results;
+      const std::int64_t last = which == 0 ? kRow : kTokens - 1;
+      for (const std::size_t i : {0, 1}) {  // out and d_q
+        const at::Tensor seeing = results[i].narrow(2, kRow, last - kRow + 1);
+        EXPECT_TRUE(seeing.isnan().all().item<bool>()) << which << " result " << i;
+        EXPECT_TRUE(results[i].narrow(2, 0, kTileRows).isfinite().all().item<bool>()) << which;
+      }
+      EXPECT_TRUE(results[2].select(2, kRow).isnan().all().item<bool>());
     }
   }
 }

@@ -39,9 +39,13 @@ std::vector<at::Tensor> solve_on_gpu(const RowAttentionProblem& problem) {
 }
 
 void expect_as_exact_on_gpu(const std::vector<RowAttentionSize>& sizes) {
-  const std::vector<RowNormalizer> normalizers = {{.kind = Normalizer::kTopK, .top_k = 1},
-                                                  {.kind = Normalizer::kTopK, .top_k = 8},
-                                                  {.kind = Normalizer::kTopK, .top_k = 64}};
+  const std::vector<RowNormalizer> normalizers = {
+      {.kind = Normalizer::kTopK, .top_k = 1},
+      {.kind = Normalizer::kTopK, .top_k = 8},
+      {.kind = Normalizer::kTopK, .top_k = 64},
+      {.kind = Normalizer::kSparsemax},
+      {.kind = Normalizer::kEntmax15},
+      {.kind = Normalizer::kEntmax, .alpha_H = at::tensor({1.1, 1.7}, at::kFloat)}};
   for (const at::ScalarType dtype : {at::kBFloat16, at::kHalf}) {
     for (const RowAttentionSize& size : sizes) {
       for (const RowNormalizer& each : normalizers) {
