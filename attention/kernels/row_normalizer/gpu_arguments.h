@@ -14,7 +14,8 @@ namespace birkhoff {
 // Why the kernels do not support this, regardless of where its tensors are; empty if they do.
 std::string why_not_gpu_rows(const RowAttention& in);
 
-// `params` point to `tensors`, too, which must outlive the launch, like all tensors that were passed.
+// `params` point to `tensors`, too, which must outlive the launch, like all tensors that were
+// passed.
 template <typename Params>
 struct RowArguments {
   Params params;

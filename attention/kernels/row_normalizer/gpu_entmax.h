@@ -4,17 +4,17 @@
 //   z_ij = (a - 1) scale sum_d q_id k_jd,  u_ij = max(z_ij - t_i, 0),
 //   r_ij = u_ij^(1 / (a - 1) - 1),  p_ij = u_ij r_ij,  out_id = sum_j p_ij v_jd
 //
-// over the keys j that i sees, with t_i such that the p_ij sum to 1: Newton's method from max_j z_ij
-// - 1, where they sum to at least 1. The norm of u_i is a convex function of t_i, so that no step
-// from below goes too far. A query that sees no key has out = 0 and t = -infinity.
+// over the keys j that i sees, with t_i such that the p_ij sum to 1: Newton's method from max_j
+// z_ij - 1, where they sum to at least 1. The norm of u_i is a convex function of t_i, so that no
+// step from below goes too far. A query that sees no key has out = 0 and t = -infinity.
 //
 // A thread block owns a tile of queries of a head. It passes over the tiles of keys that they see
 // once for the maxima, once for each step of the query that takes the most, and once for `out`, and
 // computes z each time: a tile's scores of 4,096 keys would take 1 MiB. A warp owns 16 queries.
-// Tiles in which it has no weight cost only the product q k. Shared memory: the tile of q, the tiles
-// of k and v in use and those that come next, 40 and 80 KiB for D = 64 and 128. Products are 16-bit
-// with fp32 sums, p is rounded to 16 bits for its product, everything else is fp32. Keys come in
-// ascending order, and thread blocks share nothing: the same bits each time.
+// Tiles in which it has no weight cost only the product q k. Shared memory: the tile of q, the
+// tiles of k and v in use and those that come next, 40 and 80 KiB for D = 64 and 128. Products are
+// 16-bit with fp32 sums, p is rounded to 16 bits for its product, everything else is fp32. Keys
+// come in ascending order, and thread blocks share nothing: the same bits each time.
 #pragma once
 
 #include "attention/kernels/row_normalizer/gpu_body.h"

@@ -1,7 +1,8 @@
 // Gradients of gpu_entmax.h, with z computed again from q and k, and the saved thresholds:
 //
 //   G_ij = sum_d d_out_id v_jd,  m_i = sum_j r_ij G_ij / sum_j r_ij,  ds_ij = r_ij (G_ij - m_i),
-//   d_q_id = scale sum_j ds_ij k_jd,  d_k_jd = scale sum_i ds_ij q_id,  d_v_jd = sum_i p_ij d_out_id,
+//   d_q_id = scale sum_j ds_ij k_jd,  d_k_jd = scale sum_i ds_ij q_id,
+//   d_v_jd = sum_i p_ij d_out_id,
 //
 // and the gradient of a (Correia et al. 2019, proposition 1), with e_ij = -p_ij log p_ij:
 //
@@ -159,7 +160,8 @@ class EntmaxKeys : public RowTilesBody<Thread, kHeadDim, EntmaxParams> {
   using Body::thread_;
   using typename Body::Columns;
 
-  // Shared memory: k and v; q, d_out, and each query's range of keys, threshold and m of each stage.
+  // Shared memory: k and v; q, d_out, and each query's range of keys, threshold and m of each
+  // stage.
   static constexpr std::uint32_t kK = 0, kV = Shape::kRowsBytes, kStages = 2 * kV,
                                  kRanges = 2 * Shape::kRowsBytes,
                                  kThresholds = kRanges + 2 * Shape::kNumbersBytes,
@@ -239,8 +241,8 @@ class EntmaxKeys : public RowTilesBody<Thread, kHeadDim, EntmaxParams> {
     thread_.template copy_async<4>(to + kMeans + 4 * row, p_.mean + at, exists);
   }
 
-  // Turns products of the own keys with the queries from column `first` of a tile on into u. Returns
-  // whether the warp has a weight there.
+  // Turns products of the own keys with the queries from column `first` of a tile on into u.
+  // Returns whether the warp has a weight there.
   BIRKHOFF_DEVICE bool take_above(Pairs& s, const EntmaxPower<Thread>& power, int first_key,
                                   std::uint32_t q_tile, int first) const {
     const float factor = p_.scale * power.excess;

@@ -6,15 +6,15 @@
 // Backward: G_in = sum_d d_out_id v_j(i,n)d,  ds_in = w_in (G_in - sum_m w_im G_im),
 //
 //   d_q_id = scale sum_n ds_in k_j(i,n)d,
-//   d_k_jd = scale sum ds_in q_id,  d_v_jd = sum w_in d_out_id  over the elements in with j(i, n) = j
+//   d_k_jd = scale sum ds_in q_id,  d_v_jd = sum w_in d_out_id  over i, n with j(i, n) = j
 //
 // listed_values, query_gradients: eight threads own a query and read the rows of its list one after
 //   another, mostly from the L2 cache: k rows of D 16-bit elements for each query.
-// key_gradients: a warp owns a key and reads the rows of the queries that list it. Its four teams of
-//   eight threads take every fourth of them, and their sums are added at the end.
+// key_gradients: a warp owns a key and reads the rows of the queries that list it. Each of its four
+//   teams of eight threads takes every fourth of them, and their sums are added at the end.
 //
-// fp32 but for the rows. Each element has one owner, which adds in a fixed order: the same bits each
-// time.
+// fp32 but for the rows. Each element has one owner, which adds in a fixed order: the same bits
+// each time.
 #include "attention/kernels/common/gpu_row_team.cuh"
 #include "attention/kernels/row_normalizer/gpu_params.h"
 

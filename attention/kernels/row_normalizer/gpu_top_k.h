@@ -85,7 +85,7 @@ class TopKChoice : public RowTilesBody<Thread, kHeadDim, TopKParams> {
     return kScores + (first_row_ + row) * kRowBytes;
   }
 
-  // Whether a row is in the lanes that two ballots named, of halves 0 and 1. Four lanes share a row.
+  // Whether two ballots, of halves 0 and 1, name one of the four lanes of a row.
   static BIRKHOFF_DEVICE bool is_in(const std::uint32_t (&lanes)[2], int row) {
     return ((row < 8 ? lanes[0] : lanes[1]) >> (row % 8 * 4) & 15) != 0;
   }

@@ -1,4 +1,4 @@
-// What the passes of row_attention.h share. Legend: B batch, H heads, L queries, k kept keys.
+// Tensors that both passes of row_attention.h use. Legend: B batch, H heads, L queries, k kept keys.
 #pragma once
 
 #include <ATen/core/Tensor.h>
