@@ -2,22 +2,24 @@
 #include "attention/kernels/row_normalizer/row_attention.h"
 
 #include <ATen/ATen.h>
-#include <ATen/OpMathType.h>
 #include <fmt/format.h>
 #include <torch/csrc/autograd/custom_function.h>
 
-#include <algorithm>
 #include <cmath>
 #include <utility>
 #include <vector>
 
+#include "attention/kernels/block_attention/gpu_arguments.h"
 #include "attention/kernels/common/cpu_dtype.h"
 #include "attention/kernels/common/cpu_sets.h"
 #include "attention/kernels/common/fitting_rows.h"
 #include "attention/kernels/common/grouped_queries.h"
 #include "attention/kernels/common/masked_softmax.h"
 #include "attention/kernels/row_normalizer/cpu_rows.h"
+#include "attention/kernels/row_normalizer/gpu_arguments.h"
+#include "attention/kernels/row_normalizer/saved_rows.h"
 #include "attention/kernels/tile_attention/cpu_heads.h"
+#include "cluster/base/gpu/device.h"
 #include "cluster/base/tensors/second_gradient.h"
 
 namespace birkhoff {
@@ -37,80 +39,62 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-// The number of keys that each query keeps, int32 [B, L].
-at::Tensor kept_BL(const RowAttention& in) {
-  const at::Tensor visible = in.end_BL - in.first_BL;
-  at::Tensor kept = at::full_like(visible, in.normalizer.top_k);
-  if (const std::int64_t divisor = in.normalizer.top_divisor; divisor > 0) {
-    kept = kept.maximum(at::div(visible + (divisor - 1), divisor, "floor"));
+// x has gradients in the backward pass. d_alpha_BHL: as in entmax_arguments().
+void run_on_gpu(const HeadTensors& x, const SavedRows& saved, const at::Tensor& d_alpha_BHL) {
+  if (x.q_BHLD.numel() == 0 || x.k_BHSD.numel() == 0) return;
+  if constexpr (kHasGpuKernels) {
+    CUstream_st* const stream = current_stream(x.q_BHLD);
+    const bool forward = !x.d_out_BHLD.defined();
+    if (saved.kept_BL.defined()) {
+      const RowArguments<TopKParams> arguments = top_k_arguments(x, saved);
+      if (!forward) return launch_listed_gradients(arguments.params, stream);
+      launch_top_k_choice(arguments.params, stream);
+      return launch_listed_values(arguments.params, stream);
+    }
+    const RowArguments<EntmaxParams> arguments = entmax_arguments(x, saved, d_alpha_BHL);
+    (forward ? launch_entmax : launch_entmax_backward)(arguments.params, stream);
   }
-  return kept.minimum(visible.clamp_min(0)).to(at::kInt).contiguous();
-}
-
-// The maximum of it, whatever the lengths of sequences.
-std::int64_t max_kept(const RowAttention& in) {
-  const std::int64_t num_keys = in.k_BHSD.size(2), divisor = in.normalizer.top_divisor;
-  const std::int64_t share = divisor > 0 ? (num_keys + divisor - 1) / divisor : 0;
-  return std::min(num_keys, std::max(in.normalizer.top_k, share));
 }
 
 struct FusedRows : torch::autograd::Function<FusedRows> {
-  // What the backward pass reads besides its inputs. Of top-k or of entmax.
-  struct Saved {
-    at::Tensor first_BL, end_BL, kept_BL;
-    at::Tensor index_BHLk, weight_BHLk;
-    at::Tensor threshold_BHL, alpha_H;  // alpha in fp64, defined for entmax
-  };
-
-  // What both passes read, without the results of the forward pass.
-  static Saved constants(const RowAttention& in) {
-    const std::int64_t B = in.q_BHLD.size(0), L = in.q_BHLD.size(2);
-    const bool top_k = in.normalizer.kind == Normalizer::kTopK;
-    return {.first_BL = in.first_BL.expand({B, L}).contiguous(),
-            .end_BL = in.end_BL.expand({B, L}).contiguous(),
-            .kept_BL = top_k ? kept_BL(in).expand({B, L}).contiguous() : at::Tensor(),
-            .index_BHLk = {},
-            .weight_BHLk = {},
-            .threshold_BHL = {},
-            .alpha_H = top_k ? at::Tensor() : exponents(in.normalizer, in.q_BHLD.size(1))};
-  }
-
   // The forward pass.
-  static std::pair<HeadTensors, Saved> attend(const RowAttention& in) {
-    const at::Tensor &q_BHLD = in.q_BHLD, &k_BHSD = in.k_BHSD, &v_BHSD = in.v_BHSD;
+  static std::pair<HeadTensors, SavedRows> attend(const RowAttention& in) {
     HeadTensors x;
-    x.q_BHLD = with_contiguous_rows(q_BHLD);
-    x.k_BHSD = with_contiguous_rows(k_BHSD);
-    x.v_BHSD = with_contiguous_rows(v_BHSD);
+    x.q_BHLD = with_fitting_rows(in.q_BHLD);
+    x.k_BHSD = with_fitting_rows(in.k_BHSD);
+    x.v_BHSD = with_fitting_rows(in.v_BHSD);
     x.out_BHLD = at::zeros_like(x.q_BHLD);  // stays 0 without keys
-    const std::int64_t B = q_BHLD.size(0), H = q_BHLD.size(1), L = q_BHLD.size(2);
-    const auto sums = q_BHLD.options().dtype(at::toOpMathType(q_BHLD.scalar_type()));
-    Saved saved = constants(in);
-    if (in.normalizer.kind == Normalizer::kTopK) {
-      saved.index_BHLk = at::empty({B, H, L, max_kept(in)}, sums.dtype(at::kInt));
-      saved.weight_BHLk = at::empty(saved.index_BHLk.sizes(), sums);
+    const SavedRows saved = new_saved_rows(in);
+    if (x.q_BHLD.is_cuda()) {
+      run_on_gpu(x, saved, {});
     } else {
-      saved.threshold_BHL = at::empty({B, H, L}, sums);
+      run(x, saved, in.dropout, in.noise, nullptr, /*forward=*/true);
     }
-    run(x, saved, in.dropout, in.noise, nullptr, /*forward=*/true);
     return {x, saved};
   }
 
   // The gradients of q, k and v of x, and, if it learns, of alpha.
-  static variable_list gradients_of(HeadTensors x, const Saved& saved, float dropout,
+  static variable_list gradients_of(HeadTensors x, const SavedRows& saved, float dropout,
                                     const std::optional<NoiseKey>& noise,
                                     const at::Tensor& d_out_BHLD,
                                     std::optional<at::ScalarType> learned_alpha) {
-    x.d_out_BHLD = with_contiguous_rows(d_out_BHLD);
+    x.d_out_BHLD = with_fitting_rows(d_out_BHLD);
     x.d_q_BHLD = at::zeros_like(x.q_BHLD);
     x.d_k_BHSD = at::zeros_like(x.k_BHSD);
     x.d_v_BHSD = at::zeros_like(x.v_BHSD);
     at::Tensor d_alpha_BH;
-    if (learned_alpha) {
-      d_alpha_BH = at::zeros({x.q_BHLD.size(0), x.q_BHLD.size(1)}, at::kDouble);
+    const auto sizes = x.q_BHLD.sizes();
+    const auto of_heads = x.q_BHLD.options().dtype(at::kDouble);
+    if (x.q_BHLD.is_cuda()) {
+      at::Tensor d_alpha_BHL;
+      if (learned_alpha) d_alpha_BHL = at::zeros(sizes.slice(0, 3), of_heads.dtype(at::kFloat));
+      run_on_gpu(x, saved, d_alpha_BHL);
+      if (learned_alpha) d_alpha_BH = d_alpha_BHL.sum(2, /*keepdim=*/false, at::kDouble);
+    } else {
+      if (learned_alpha) d_alpha_BH = at::zeros(sizes.slice(0, 2), of_heads);
+      run(x, saved, dropout, noise, learned_alpha ? d_alpha_BH.mutable_data_ptr<double>() : nullptr,
+          /*forward=*/false);
     }
-    run(x, saved, dropout, noise, learned_alpha ? d_alpha_BH.mutable_data_ptr<double>() : nullptr,
-        /*forward=*/false);
     variable_list result{x.d_q_BHLD, x.d_k_BHSD, x.d_v_BHSD};
     if (learned_alpha) result.push_back(d_alpha_BH.sum(0).to(*learned_alpha));
     return result;
@@ -159,15 +143,8 @@ struct FusedRows : torch::autograd::Function<FusedRows> {
   }
 
  private:
-  static at::Tensor exponents(const RowNormalizer& normalizer, std::int64_t heads) {
-    const at::Tensor& alpha_H = normalizer.alpha_H;
-    if (alpha_H.defined()) return alpha_H.detach().to(at::kDouble).contiguous();
-    const double alpha = normalizer.kind == Normalizer::kSparsemax ? 2 : 1.5;
-    return at::full({heads}, alpha, at::kDouble);
-  }
-
-  static void run(HeadTensors x, const Saved& saved, float p, const std::optional<NoiseKey>& noise,
-                  double* d_alpha_BH, bool forward) {
+  static void run(HeadTensors x, const SavedRows& saved, float p,
+                  const std::optional<NoiseKey>& noise, double* d_alpha_BH, bool forward) {
     const std::int64_t H = x.q_BHLD.size(1);
     const std::optional<TileDropout> dropout =
         tile_dropout(p, noise, x.q_BHLD.size(0), x.k_BHSD.size(2));
@@ -214,18 +191,15 @@ struct FusedRows : torch::autograd::Function<FusedRows> {
 }  // namespace
 
 std::string why_not_row_kernels(const RowAttention& in) {
+  if (in.normalizer.kind == Normalizer::kTopK) {
+    if (in.normalizer.keep_ties) return "the kernel for top_k keeps no ties";
+    if (const std::int64_t kept = max_kept(in); kept > kMaxKeptKeys) {
+      return fmt::format("a query keeps {} keys, more than {}", kept, kMaxKeptKeys);
+    }
+  }
   return why_not_fused(
-      in.q_BHLD,
-      [&]() -> std::string {
-        if (in.normalizer.kind == Normalizer::kTopK) {
-          if (in.normalizer.keep_ties) return "the kernel for top_k keeps no ties";
-          if (const std::int64_t kept = max_kept(in); kept > kMaxKeptKeys) {
-            return fmt::format("a query keeps {} keys, more than {}", kept, kMaxKeptKeys);
-          }
-        }
-        return why_not_tiles(in.q_BHLD.scalar_type(), in.q_BHLD.size(3));
-      },
-      [] { return "sparse normalizers have no GPU kernel"; });
+      in.q_BHLD, [&] { return why_not_tiles(in.q_BHLD.scalar_type(), in.q_BHLD.size(3)); },
+      [&] { return why_not_gpu_rows(in); });
 }
 
 at::Tensor attend_rows(RowAttention in) {
@@ -245,10 +219,10 @@ RowResults fused_forward(const RowAttention& in) {
 std::vector<at::Tensor> fused_backward(const RowAttention& in, const RowResults& results,
                                        const at::Tensor& d_out_BHLD, bool learns_alpha) {
   HeadTensors x;
-  x.q_BHLD = with_contiguous_rows(in.q_BHLD);
-  x.k_BHSD = with_contiguous_rows(in.k_BHSD);
-  x.v_BHSD = with_contiguous_rows(in.v_BHSD);
-  FusedRows::Saved saved = FusedRows::constants(in);
+  x.q_BHLD = with_fitting_rows(in.q_BHLD);
+  x.k_BHSD = with_fitting_rows(in.k_BHSD);
+  x.v_BHSD = with_fitting_rows(in.v_BHSD);
+  SavedRows saved = new_saved_rows(in);
   saved.index_BHLk = results.index_BHLk;
   saved.weight_BHLk = results.weight_BHLk;
   saved.threshold_BHL = results.threshold_BHL;

@@ -23,6 +23,8 @@ struct RowAttention {
   RowNormalizer normalizer;  // not softmax
   float dropout = 0;         // of the weights, by `noise`, which may be absent
   std::optional<NoiseKey> noise;
+
+  bool drops() const { return noise && dropout > 0; }
 };
 
 // Sets the ranges of keys that queries see: if causal, keys up to the query's own position; keys
@@ -31,7 +33,8 @@ struct RowAttention {
 void set_key_ranges(RowAttention& in, bool causal, const at::Tensor& key_lengths_B,
                     const at::Tensor& segments_q_BL, const at::Tensor& segments_kv_BS);
 
-// Why the kernels do not take the problem, whatever its ranges; empty if they do.
+// Why the kernels of the device of q do not take the problem; empty if they do. Ranges of keys may
+// be undefined.
 std::string why_not_row_kernels(const RowAttention& in);
 
 // [B, H, L, D] by the kernels, in the dtype of q.

@@ -113,11 +113,24 @@ class GpuThread {
   }
   // Whether x holds for any lane of the warp; all of them call it.
   __device__ __forceinline__ bool any(bool x) const { return __any_sync(0xffffffff, x) != 0; }
+  // Bit i: whether x holds for lane i of the warp; all of them call it.
+  __device__ __forceinline__ std::uint32_t ballot(bool x) const {
+    return __ballot_sync(0xffffffff, x);
+  }
+  // The largest x of the warp's lanes; all of them call it.
+  __device__ __forceinline__ int largest(int x) const { return __reduce_max_sync(0xffffffff, x); }
 
   // 2^x within 2 units in the last place; results below the smallest normal number are 0.
   __device__ __forceinline__ float exp2(float x) const {
     float y;
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+  }
+  // The logarithm to base 2 of a positive normal number, within 2^-22 times the larger of 1 and its
+  // size.
+  __device__ __forceinline__ float log2(float x) const {
+    float y;
+    asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
     return y;
   }
 

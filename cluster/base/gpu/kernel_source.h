@@ -17,6 +17,22 @@
 
 namespace birkhoff {
 
+// How many bits of x are set, and which is the lowest; x is not 0 then.
+BIRKHOFF_DEVICE int num_bits(std::uint32_t x) {
+#ifdef __CUDACC__
+  return __popc(x);
+#else
+  return __builtin_popcount(x);
+#endif
+}
+BIRKHOFF_DEVICE int lowest_bit(std::uint32_t x) {
+#ifdef __CUDACC__
+  return __ffs(static_cast<int>(x)) - 1;
+#else
+  return __builtin_ctz(x);
+#endif
+}
+
 // 16 bytes, moved by one instruction: eight 16-bit elements.
 struct alignas(16) Words {
   std::uint32_t words[4];

@@ -8,6 +8,7 @@
 // operation of the whole warp; and ldmatrix rows that share banks.
 #pragma once
 
+#include <algorithm>
 #include <bit>
 #include <cmath>
 #include <cstdint>
@@ -150,10 +151,15 @@ class EmulatedThread {
     meet(Block::Scope::kWarp, Op::kExchange, &data, &Block::exchange);
     return std::bit_cast<Number>(data.result);
   }
-  bool any(bool x) const {
-    int all = x;
-    for (int mask = 1; mask < 32; mask *= 2) all |= exchange(all, mask);
-    return all != 0;
+  std::uint32_t ballot(bool x) const {
+    std::uint32_t lanes = std::uint32_t{x} << (index_ % 32);
+    for (int mask = 1; mask < 32; mask *= 2) lanes |= exchange(lanes, mask);
+    return lanes;
+  }
+  bool any(bool x) const { return ballot(x) != 0; }
+  int largest(int x) const {
+    for (int mask = 1; mask < 32; mask *= 2) x = std::max(x, exchange(x, mask));
+    return x;
   }
 
   std::uint32_t pack(float low, float high) const {
@@ -161,6 +167,7 @@ class EmulatedThread {
   }
   float unpack(std::uint16_t word) const { return unpack_number(kNumber, word); }
   float exp2(float x) const { return std::exp2(x); }
+  float log2(float x) const { return std::log2(x); }
 
   template <typename Value>
   void store_shared(std::uint32_t to, const Value& value) const {
