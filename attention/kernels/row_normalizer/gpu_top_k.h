@@ -3,9 +3,9 @@
 // query that sees a score of NaN has a weight of NaN.
 //
 // A thread block owns a tile of queries of a head and takes the tiles of keys that they see one
-// after another. A warp owns 16 queries. Each query has a list of the k best keys so far, sorted.
-// Of a tile's scores most do not exceed the last of the list. Where some do, the warp merges them
-// into it: the new place of an element is how many elements are better, which the lanes count.
+// after another. A warp owns 16 queries. Each query has a sorted list of its k best keys so far.
+// Most scores of a tile do not exceed the last of the list. Where some do, the warp merges them
+// into it, query by query, with two elements of the list and two scores in each lane.
 //
 // Shared memory: the tiles of q, of k in use and of k that comes next, the scores of a tile, the
 // lists. 46 KiB for D = 64 and k = 8, 98 KiB for D = 128 and k = 64. Products are 16-bit with fp32

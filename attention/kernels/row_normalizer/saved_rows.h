@@ -1,4 +1,5 @@
-// Tensors that both passes of row_attention.h use. Legend: B batch, H heads, L queries, k kept keys.
+// Tensors that both passes of row_attention.h use. Legend: B batch, H heads, L queries, k kept
+// keys.
 #pragma once
 
 #include <ATen/core/Tensor.h>
