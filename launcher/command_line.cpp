@@ -47,6 +47,7 @@ CommandLine::CommandLine() {
   add_inspect();
   add_runs();
   add_compare();
+  add_analyse();
   add_verify();
   add_config();
   add_transport();
@@ -329,6 +330,36 @@ void CommandLine::add_compare() {
       ->type_name("FILE");
 }
 
+void CommandLine::add_analyse() {
+  CLI::App* c = subcommand(
+      app_, "analyse",
+      "Write a page about a model's attention to a text: maps, divergences, balance, rank "
+      "(docs/analysis.md)",
+      "  birkhoff analyse run/first --text letter.txt\n"
+      "  birkhoff analyse run/seed1 run/seed2 run/seed3 --text letter.txt --html seeds.html\n"
+      "  birkhoff analyse run/big --text letter.txt --layers 0,11 --heads 0,1 --tokens 512");
+  c->add_option("RUN", analyse_.runs,
+                "run folders (their newest checkpoints) or checkpoints; several, if they have the "
+                "same layers and attention, give means and standard deviations")
+      ->required();
+  c->add_option("--text", analyse_.text, "text to read; - for standard input")
+      ->required()
+      ->type_name("FILE");
+  c->add_option("--html", analyse_.html, "file for the page; an existing file is overwritten")
+      ->capture_default_str()
+      ->type_name("FILE");
+  for (const auto& [name, indices, what] :
+       {std::tuple{"--layers", &analyse_.layers, "layers whose maps to show, from 0: 0,11"},
+        std::tuple{"--heads", &analyse_.heads, "heads whose maps to show, from 0"}}) {
+    c->add_option(name, *indices, what)
+        ->delimiter(',')
+        ->allow_extra_args(false)
+        ->check(CLI::Range(std::int64_t{0}, std::int64_t{1} << 20));
+  }
+  add_number(c, "--tokens", analyse_.tokens, 2, 4096,
+             "number of tokens to read, from the start of the text; default: all, at most 256");
+}
+
 void CommandLine::add_verify() {
   CLI::App* c = subcommand(app_, "verify",
                            "Check every byte of a corpus, run or checkpoint against its hashes",
@@ -425,6 +456,7 @@ int CommandLine::run(const std::vector<std::string>& arguments, std::ostream& ou
   if (app_.got_subcommand("runs")) return runs_command(runs_, out, err);
   if (app_.got_subcommand("compare")) return compare_command(compare_, out);
   if (app_.got_subcommand("verify")) return verify_command(verify_path_, out, err);
+  if (app_.got_subcommand("analyse")) return analyse_command(analyse_, out, err);
   if (app_.got_subcommand("transport")) return transport_command(transport_, out);
   if (app_.got_subcommand("bench")) return run_bench(arguments, out, err);
   if (app_.got_subcommand("submit")) return submit_command(submit_, out, err);

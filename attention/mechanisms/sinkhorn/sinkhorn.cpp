@@ -2,6 +2,7 @@
 #include "attention/mechanisms/sinkhorn/sinkhorn.h"
 
 #include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
 
 #include <cmath>
 #include <limits>
@@ -130,21 +131,36 @@ at::Tensor SinkhornAttention::keep(const at::Tensor& weights_BHUN, const at::Ten
   return weights_BHUN.masked_fill(cut_BHUN, 0);
 }
 
+at::Tensor SinkhornAttention::scores(const Blocks& blocks, const AttentionInput& in,
+                                     Path limit) const {
+  const std::int64_t N = blocks.num_blocks();
+  if (!sort_net_) return at::zeros({1, 1, N, N}, in.x_q_BLC.options());
+  const at::Tensor psi_BNC = pool_destinations(config_, shape_.causal, blocks, in.x_q_BLC, limit);
+  const at::Tensor source_BNC =
+      sort_net_->reads_sources() ? pool_sources(blocks, in.x_kv_BSC, limit) : at::Tensor();
+  return sort_net_->scores(psi_BNC, source_BNC, in.noise);
+}
+
+std::vector<Choice> SinkhornAttention::choices(const AttentionInput& in) const {
+  const at::NoGradGuard no_gradients;
+  AttentionInput quiet = in;
+  quiet.noise.reset();
+  const Blocks blocks = token_blocks(in, config_.block(), shape_.causal);
+  const at::Tensor weights_BHNN =
+      weights(scores(blocks, quiet, Path::kReference), open_pairs(blocks), /*first_row=*/0,
+              in.k_BHSD.scalar_type(), Path::kReference)
+          .p;
+  return {{.name = "sort matrix",
+           .matrix_BHRC = keep(weights_BHNN, largest_sources(weights_BHNN)),
+           .balanced = true}};
+}
+
 AttentionOutput SinkhornAttention::attend(const AttentionInput& in, Path limit) const {
   const Blocks blocks = token_blocks(in, config_.block(), shape_.causal);
   const std::int64_t N = blocks.num_blocks();
-  at::Tensor scores_BHNN;
-  if (sort_net_) {
-    const at::Tensor psi_BNC = pool_destinations(config_, shape_.causal, blocks, in.x_q_BLC, limit);
-    const at::Tensor source_BNC =
-        sort_net_->reads_sources() ? pool_sources(blocks, in.x_kv_BSC, limit) : at::Tensor();
-    scores_BHNN = sort_net_->scores(psi_BNC, source_BNC, in.noise);
-  } else {
-    scores_BHNN = at::zeros({1, 1, N, N}, in.x_q_BLC.options());
-  }
   const at::Tensor open_BNN = open_pairs(blocks);
   const BalancedWeights balanced =
-      weights(scores_BHNN, open_BNN, /*first_row=*/0, in.k_BHSD.scalar_type(), limit);
+      weights(scores(blocks, in, limit), open_BNN, /*first_row=*/0, in.k_BHSD.scalar_type(), limit);
   const at::Tensor& all_weights_BHNN = balanced.p;
   const at::Tensor sources_BHNm = largest_sources(all_weights_BHNN);
   const at::Tensor weights_BHNN = keep(all_weights_BHNN, sources_BHNm);
@@ -165,7 +181,7 @@ AttentionOutput SinkhornAttention::attend(const AttentionInput& in, Path limit) 
        .causal = shape_.causal,
        .leaky = leaky(),
        .combine = combine_of(config_.combine())},
-      in.q_BHLD, in.k_BHSD, config_.tie_key_value() ? in.k_BHSD : in.v_BHSD, limit);
+      in.q_BHLD, in.k_BHSD, in.v_BHSD, limit);
   attention.dropout = config_.dropout();
   attention.noise = in.noise;
   attention.relative = terms_.relative(in.q_BHLD);

@@ -42,6 +42,7 @@ class SinkhornAttention : public Mechanism {
   AttentionOutput attend(const AttentionInput& in, Path limit) const override;
   MechanismTraits traits() const override;
   at::Tensor visible_keys(std::int64_t num_queries, std::int64_t num_keys) const override;
+  std::vector<Choice> choices(const AttentionInput& in) const override;
   double forward_flops(std::int64_t num_tokens) const override;
   std::unique_ptr<DecodeState> decode_state(std::int64_t batch) const override;
   at::Tensor decode_step(DecodeState& state, const AttentionInput& in) const override;
@@ -53,6 +54,8 @@ class SinkhornAttention : public Mechanism {
   bool balances() const;
   // Whether the weights of the blocks that are mixed into one sum to 1.
   bool rows_sum_to_1() const;
+  // The SortNet's scores [B, H, N, N] of pairs of blocks; B and H are 1 if there is none.
+  at::Tensor scores(const Blocks& blocks, const AttentionInput& in, Path limit) const;
   // bool [B, N, N]: the pairs of open_pairs() whose weight may be above 0.
   at::Tensor visible_pairs(const at::Tensor& open_BNN) const;
   // Rows first_row.. of the weights [B, H, N, N] before top_m, from the scores of all rows. B and H

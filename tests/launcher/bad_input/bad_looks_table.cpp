@@ -1,4 +1,4 @@
-// Runs that cannot be examined: inspect, runs, compare. Problems that transport refuses.
+// Runs that cannot be examined: inspect, runs, compare, analyse. Problems that transport refuses.
 #include "tests/launcher/bad_input/bad_input.h"
 #include "tests/launcher/bad_input/damage.h"
 
@@ -120,6 +120,39 @@ std::vector<BadInput> of_inspect() {
   };
 }
 
+std::vector<BadInput> of_analyse() {
+  using enum ExitCode;
+  return {
+      look("analyse", kUsage, {"RUN", "required"}),
+      look("analyse run", kUsage, {"--text", "required"}),
+      look("analyze run --text text/one.txt", kUsage, {"did you mean 'analyse'"}),
+      as_process_too(look("analyse nowhere --text text/one.txt", kUsage, {"no such folder"})),
+      look("analyse corpus --text text/one.txt", kUsage, {"is a corpus"}),
+      look("analyse run --text nowhere", kUsage, {"nowhere", "No such file"}),
+      look("analyse run --text text/one.txt --layers 1", kUsage,
+           {"--layers 1", "the model has 1 layer, from 0 to 0"}),
+      look("analyse run --text text/one.txt --heads 0,2", kUsage,
+           {"--heads 2", "the model has 2 heads, from 0 to 1"}),
+      look("analyse run --text text/one.txt --heads -1", kUsage, {"--heads"}),
+      look("analyse run --text text/one.txt --tokens 33", kUsage,
+           {"--tokens 33", "data.sequence_length = 32"}),
+      look(
+          "analyse run --text short --tokens 20", kData, {"--text short", "6 tokens", "than 20"},
+          [] { write_bytes("short", "matrix"); }, "of a short text"),
+      look(
+          "analyse run --text short", kData, {"--text short", "1 token", "than 2"},
+          [] { write_bytes("short", "m"); }, "of one token"),
+      look(
+          "analyse run --text binary", kData, {"--text binary", "byte 1 is not UTF-8"},
+          [] { write_bytes("binary", "m\xff"); }, "of bytes"),
+      look("analyse run --text text/one.txt --html ''", kUsage, {"--html", "names no file"}),
+      look("analyse run --text text/one.txt --html nowhere/p", kStorage, {"No such file"}),
+      look(
+          "analyse run --text text/one.txt", kCheckpoint, {"holds no checkpoint"},
+          [] { remove_one("run/checkpoints"); }, "before its first checkpoint"),
+  };
+}
+
 std::vector<BadInput> of_transport() {
   using enum ExitCode;
   const auto with_file = [](const std::string& text, std::vector<std::string> words,
@@ -198,7 +231,7 @@ std::vector<BadInput> faults() {
 
 std::vector<BadInput> bad_looks() {
   std::vector<BadInput> rows;
-  for (auto table : {of_runs, of_compare, of_inspect, of_transport, faults}) {
+  for (auto table : {of_runs, of_compare, of_inspect, of_analyse, of_transport, faults}) {
     for (BadInput& row : table()) rows.push_back(std::move(row));
   }
   return rows;
