@@ -45,7 +45,7 @@ std::vector<std::int32_t> tokens_of(const AnalyseArguments& arguments, const std
   return ids;
 }
 
-AnalysedRun analyse_run(const AnalyseArguments& arguments, const std::string& path,
+AnalyzedRun analyze_run(const AnalyseArguments& arguments, const std::string& path,
                         const CheckpointFolder& checkpoint, const std::string& text,
                         const ShownMaps& shown, std::ostream& err) {
   const configs::Config config = config_of(checkpoint);
@@ -59,9 +59,9 @@ AnalysedRun analyse_run(const AnalyseArguments& arguments, const std::string& pa
   const std::unique_ptr<Model> model = load_model(checkpoint, at::kCPU);
   for (const std::string& warning : model->warnings())
     err << "birkhoff: warning: " << warning << '\n';
-  AnalysedRun run{.name = path, .step = checkpoint.manifest.step(), .tokens = {}, .analysis = {}};
+  AnalyzedRun run{.name = path, .step = checkpoint.manifest.step(), .tokens = {}, .analysis = {}};
   for (const std::int32_t id : ids) run.tokens.push_back(tokenizer->text_of(id).value_or("?"));
-  run.analysis = analyse_attention(*model, config, ids, shown);
+  run.analysis = analyze_attention(*model, config, ids, shown);
   return run;
 }
 
@@ -109,7 +109,7 @@ ShownMaps shown_maps(const AnalyseArguments& arguments, const configs::Model& mo
   return shown;
 }
 
-std::string divergences_text(const std::vector<AnalysedRun>& runs) {
+std::string divergences_text(const std::vector<AnalyzedRun>& runs) {
   const DivergenceTable table = divergence_table(runs);
   if (table.pairs.empty()) return "";
   std::vector<TableColumn> columns = {{"layer", true}};
@@ -138,7 +138,7 @@ int analyse_command(const AnalyseArguments& arguments, std::ostream& out, std::o
   const configs::Model model = config_of(checkpoints[0]).model();
   std::vector<std::string> notes;
   const ShownMaps shown = shown_maps(arguments, model, notes);
-  std::vector<AnalysedRun> runs;
+  std::vector<AnalyzedRun> runs;
   for (std::size_t i = 0; i < checkpoints.size(); ++i) {
     const configs::Model other = config_of(checkpoints[i]).model();
     if (other.layers() != model.layers() || attention_text(other) != attention_text(model)) {
@@ -148,7 +148,7 @@ int analyse_command(const AnalyseArguments& arguments, std::ostream& out, std::o
            arguments.runs[0], counted(model.layers(), "layer"), attention_text(model));
     }
     // Pictures are of the first run.
-    runs.push_back(analyse_run(arguments, arguments.runs[i], checkpoints[i], text,
+    runs.push_back(analyze_run(arguments, arguments.runs[i], checkpoints[i], text,
                                i == 0 ? shown : ShownMaps{}, err));
   }
   write_file_durably(arguments.html, analysis_page(runs, arguments.text, notes));

@@ -98,7 +98,7 @@ std::string table_row(const std::vector<std::string>& cells, const char* tag = "
   return text + "</tr>\n";
 }
 
-std::string divergences_html(const std::vector<AnalysedRun>& runs) {
+std::string divergences_html(const std::vector<AnalyzedRun>& runs) {
   const DivergenceTable table = divergence_table(runs);
   if (table.pairs.empty()) return "";
   std::vector<std::string> names = {"layer"};
@@ -153,7 +153,7 @@ std::string column_sums_svg(const AttentionAnalysis& analysis) {
   return plot_svg(plot, SvgPlace::kPage);
 }
 
-std::string rank_svg(const std::vector<AnalysedRun>& runs) {
+std::string rank_svg(const std::vector<AnalyzedRun>& runs) {
   Plot plot{.title = "Relative distance of the residual stream to rank one, by depth",
             .x = {"layers"},
             .y = {"distance"},
@@ -227,11 +227,11 @@ std::string MeanAndDeviation::text() const {
   return std::isnan(deviation) ? cell(mean) : fmt::format("{:.4f} ± {:.4f}", mean, deviation);
 }
 
-DivergenceTable divergence_table(const std::vector<AnalysedRun>& runs) {
+DivergenceTable divergence_table(const std::vector<AnalyzedRun>& runs) {
   DivergenceTable table;
   const std::size_t layers = runs.front().analysis.layers.size();
   std::set<KindPair> pairs;
-  for (const AnalysedRun& run : runs) {
+  for (const AnalyzedRun& run : runs) {
     for (const LayerAnalysis& layer : run.analysis.layers) {
       for (const auto& [pair, divergence] : layer.divergences) pairs.insert(pair);
     }
@@ -241,7 +241,7 @@ DivergenceTable divergence_table(const std::vector<AnalysedRun>& runs) {
   for (const KindPair& pair : table.pairs) {
     std::vector<double> means;  // over layers, of each run
     std::vector<std::vector<double>> by_layer(layers);
-    for (const AnalysedRun& run : runs) {
+    for (const AnalyzedRun& run : runs) {
       std::vector<double> of_run;
       for (std::size_t l = 0; l < layers; ++l) {
         const Divergences& divergences = run.analysis.layers[l].divergences;
@@ -258,11 +258,11 @@ DivergenceTable divergence_table(const std::vector<AnalysedRun>& runs) {
   return table;
 }
 
-std::string analysis_page(const std::vector<AnalysedRun>& runs, const std::string& text,
+std::string analysis_page(const std::vector<AnalyzedRun>& runs, const std::string& text,
                           const std::vector<std::string>& notes) {
   std::string html = kHead;
   html += fmt::format("<h1>Attention in {}</h1>\n<ul>\n", escaped(runs.front().name));
-  for (const AnalysedRun& run : runs) {
+  for (const AnalyzedRun& run : runs) {
     html += fmt::format("<li>{}, step {}: the first {} tokens of {}</li>\n", escaped(run.name),
                         run.step, run.tokens.size(), escaped(text));
   }

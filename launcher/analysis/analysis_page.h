@@ -10,7 +10,7 @@
 
 namespace birkhoff {
 
-struct AnalysedRun {
+struct AnalyzedRun {
   std::string name;  // as the user gave it
   std::int64_t step = 0;
   std::vector<std::string> tokens;  // texts of the analyzed tokens
@@ -31,11 +31,11 @@ struct DivergenceTable {
   std::vector<std::vector<MeanAndDeviation>> layers;  // one value for each pair
   std::vector<MeanAndDeviation> all;
 };
-DivergenceTable divergence_table(const std::vector<AnalysedRun>& runs);
+DivergenceTable divergence_table(const std::vector<AnalyzedRun>& runs);
 
 // Figures of heads and pictures are of the first run. `text`: the name of the analyzed text;
 // `notes`: lines to show first, such as what was left out.
-std::string analysis_page(const std::vector<AnalysedRun>& runs, const std::string& text,
+std::string analysis_page(const std::vector<AnalyzedRun>& runs, const std::string& text,
                           const std::vector<std::string>& notes);
 
 }  // namespace birkhoff

@@ -120,7 +120,7 @@ std::int64_t add_choices(const RecordedAttention& recorded, std::int64_t first,
 
 }  // namespace
 
-AttentionAnalysis analyse_attention(Model& model, const configs::Config& config,
+AttentionAnalysis analyze_attention(Model& model, const configs::Config& config,
                                     const std::vector<std::int32_t>& tokens,
                                     const ShownMaps& shown) {
   const at::NoGradGuard no_gradients;

@@ -69,7 +69,7 @@ struct ShownMaps {
 };
 
 // Runs the model on the tokens, without noise. Local, no gradients.
-AttentionAnalysis analyse_attention(Model& model, const configs::Config& config,
+AttentionAnalysis analyze_attention(Model& model, const configs::Config& config,
                                     const std::vector<std::int32_t>& tokens,
                                     const ShownMaps& shown);
 

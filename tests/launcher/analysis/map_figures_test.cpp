@@ -59,8 +59,8 @@ TEST(MapFigures, EqualRowsHaveRankOne) {
   EXPECT_NEAR(distance_to_rank_one(x), std::sqrt(2. * 1) / std::sqrt(4. * 3), 1e-12);
 }
 
-AnalysedRun run_with(std::vector<Divergences> layers) {
-  AnalysedRun run{.name = "run", .step = 1, .tokens = {}, .analysis = {}};
+AnalyzedRun run_with(std::vector<Divergences> layers) {
+  AnalyzedRun run{.name = "run", .step = 1, .tokens = {}, .analysis = {}};
   for (Divergences& divergences : layers) {
     run.analysis.layers.emplace_back().divergences = std::move(divergences);
   }
