@@ -10,6 +10,8 @@ Blocks token_blocks(const AttentionInput& in, std::int64_t block, bool causal) {
                 block, causal);
 }
 
+std::vector<Choice> Mechanism::choices(const AttentionInput&) const { return {}; }
+
 std::unique_ptr<DecodeState> Mechanism::decode_state(std::int64_t) const {
   require(false, "this mechanism is not causal and cannot decode");
   return nullptr;

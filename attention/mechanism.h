@@ -58,6 +58,13 @@ struct AttentionOutput {
 // many keys as queries.
 Blocks token_blocks(const AttentionInput& in, std::int64_t block, bool causal);
 
+// A matrix that a mechanism computes before its outputs, to show it to people.
+struct Choice {
+  std::string name;        // "sort matrix"
+  at::Tensor matrix_BHRC;  // values in [0, 1]; B and H may be 1, H may be key heads
+  bool balanced = false;   // meant to have rows and columns that sum to 1
+};
+
 // A mechanism's state of the past while it decodes one token after another.
 class DecodeState {
  public:
@@ -123,6 +130,10 @@ class Mechanism {
   // bool [L, S]: true where the query sees the key in at least one input of these lengths (one
   // document, no padding). Keys of sorted blocks count.
   virtual at::Tensor visible_keys(std::int64_t num_queries, std::int64_t num_keys) const = 0;
+
+  // What the weights of an input follow from besides queries and keys, such as sort matrices and
+  // clusters. Without noise and gradients, on the reference path. None by default.
+  virtual std::vector<Choice> choices(const AttentionInput& in) const;
 
   // Twice the multiply-adds of the forward pass of one sequence of `num_tokens` (self-attention,
   // one sample, all heads of the group).

@@ -1,6 +1,8 @@
 #include "launcher/command_line.h"
 
 #include <map>
+#include <tuple>
+
 #include "launcher/app.h"
 
 namespace birkhoff {
@@ -9,7 +11,8 @@ namespace {
 constexpr const char* kFooter =
     "Exit codes: 0 done, 1 internal error, 2 usage, 3 configuration, 4 data, 5 checkpoint, "
     "6 storage,\n"
-    "7 a rank was lost, 8 hang, 9 non-finite values or ranks that differ, 10 memory,\n"
+    "7 a rank was lost, 8 hang, 9 non-finite values, ranks that differ or no convergence, 10 "
+    "memory,\n"
     "75 saved: run the same command again. See docs/runbook.md.";
 
 // ranks: the option --ranks.
@@ -44,8 +47,10 @@ CommandLine::CommandLine() {
   add_inspect();
   add_runs();
   add_compare();
+  add_analyse();
   add_verify();
   add_config();
+  add_transport();
   add_submit();
   add_looks();
   add_bench();
@@ -325,6 +330,36 @@ void CommandLine::add_compare() {
       ->type_name("FILE");
 }
 
+void CommandLine::add_analyse() {
+  CLI::App* c = subcommand(
+      app_, "analyse",
+      "Write a page about a model's attention to a text: maps, divergences, balance, rank "
+      "(docs/analysis.md)",
+      "  birkhoff analyse run/first --text letter.txt\n"
+      "  birkhoff analyse run/seed1 run/seed2 run/seed3 --text letter.txt --html seeds.html\n"
+      "  birkhoff analyse run/big --text letter.txt --layers 0,11 --heads 0,1 --tokens 512");
+  c->add_option("RUN", analyse_.runs,
+                "run folders (their newest checkpoints) or checkpoints; several, if they have the "
+                "same layers and attention, give means and standard deviations")
+      ->required();
+  c->add_option("--text", analyse_.text, "text to read; - for standard input")
+      ->required()
+      ->type_name("FILE");
+  c->add_option("--html", analyse_.html, "file for the page; an existing file is overwritten")
+      ->capture_default_str()
+      ->type_name("FILE");
+  for (const auto& [name, indices, what] :
+       {std::tuple{"--layers", &analyse_.layers, "layers whose maps to show, from 0: 0,11"},
+        std::tuple{"--heads", &analyse_.heads, "heads whose maps to show, from 0"}}) {
+    c->add_option(name, *indices, what)
+        ->delimiter(',')
+        ->allow_extra_args(false)
+        ->check(CLI::Range(std::int64_t{0}, std::int64_t{1} << 20));
+  }
+  add_number(c, "--tokens", analyse_.tokens, 2, 4096,
+             "number of tokens to read, from the start of the text; default: all, at most 256");
+}
+
 void CommandLine::add_verify() {
   CLI::App* c = subcommand(app_, "verify",
                            "Check every byte of a corpus, run or checkpoint against its hashes",
@@ -354,6 +389,57 @@ void CommandLine::add_config() {
              "  birkhoff config reference > docs/configuration.md");
 }
 
+void CommandLine::add_transport() {
+  TransportArguments& a = transport_;
+  CLI::App* c = subcommand(
+      app_, "transport",
+      "Solve an optimal transport problem, or sort values, with Sinkhorn's algorithm "
+      "(docs/transport.md)",
+      "  birkhoff transport --example factories --tolerance 1e-4\n"
+      "  birkhoff transport --example assignment --reg 0.001 --eps-scaling --svg errors.svg\n"
+      "  birkhoff transport --cost cost.csv --source supply.txt --target demand.txt --plan plan.tsv\n"
+      "  birkhoff transport --sort values.txt --reg 0.01");
+  c->add_option("--cost", a.cost,
+                "cost matrix: a line of numbers per source, separated by commas, tabs or spaces")
+      ->type_name("FILE");
+  CLI::Option* from = c->add_option("--from", a.from,
+                                    "source points: a line of coordinates each; with --to, costs "
+                                    "are distances")
+                          ->type_name("FILE");
+  CLI::Option* to = c->add_option("--to", a.to, "target points")->type_name("FILE")->needs(from);
+  from->needs(to);
+  CLI::Option* sort =
+      c->add_option("--sort", a.sort, "sort these values: transport them onto a line of positions")
+          ->type_name("FILE");
+  CLI::Option* example =
+      c->add_option("--example", a.example,
+                    "built-in problem: factories (5 factories supply 5 regions), assignment (a "
+                    "permutation of least cost) or sorting")
+          ->check(CLI::IsMember({"factories", "assignment", "sorting"}));
+  c->add_flag("--squared", a.squared, "costs are squared distances of points")->needs(from);
+  for (const auto& [name, file, what] :
+       {std::tuple{"--source", &a.source, "mass of each source; default: equal, 1 in all"},
+        std::tuple{"--target", &a.target, "mass of each target; default: equal, 1 in all"}}) {
+    c->add_option(name, *file, what)->type_name("FILE")->excludes(sort)->excludes(example);
+  }
+  c->add_option(
+       "--reg", a.regularization,
+       "weight of the entropy term, above 0, in the unit of the costs; a smaller one gives "
+       "a sharper plan and takes more iterations")
+      ->capture_default_str();
+  c->add_option("--tolerance", a.tolerance,
+                "stop when each source sum is this close, as a share of the total mass")
+      ->capture_default_str();
+  add_number(c, "--iterations", a.max_iterations, 1, 10'000'000,
+             "maximum number of iterations; reaching it ends with exit code 9");
+  c->add_flag("--eps-scaling", a.scales,
+              "first solve with larger regularizations, and halve them: fewer iterations for a "
+              "small --reg");
+  c->add_option("--plan", a.plan, "file for the plan, tab-separated, in full precision")
+      ->type_name("FILE");
+  c->add_option("--svg", a.svg, "file for a plot of the errors by iteration")->type_name("FILE");
+}
+
 int CommandLine::run(const std::vector<std::string>& arguments, std::ostream& out,
                      std::ostream& err) {
   if (app_.got_subcommand("prepare")) {
@@ -370,6 +456,8 @@ int CommandLine::run(const std::vector<std::string>& arguments, std::ostream& ou
   if (app_.got_subcommand("runs")) return runs_command(runs_, out, err);
   if (app_.got_subcommand("compare")) return compare_command(compare_, out);
   if (app_.got_subcommand("verify")) return verify_command(verify_path_, out, err);
+  if (app_.got_subcommand("analyse")) return analyse_command(analyse_, out, err);
+  if (app_.got_subcommand("transport")) return transport_command(transport_, out);
   if (app_.got_subcommand("bench")) return run_bench(arguments, out, err);
   if (app_.got_subcommand("submit")) return submit_command(submit_, out, err);
   if (app_.got_subcommand("status")) return status_command(status_, out, err);

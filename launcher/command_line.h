@@ -57,6 +57,8 @@ class CommandLine {
   void add_runs();
   void add_compare();
   void add_verify();
+  void add_analyse();
+  void add_transport();
   void add_config();
   void add_submit();  // this and the next: slurm/command_line.cpp
   void add_looks();
@@ -76,6 +78,8 @@ class CommandLine {
   InspectArguments inspect_;
   RunsArguments runs_;
   CompareArguments compare_;
+  AnalyseArguments analyse_;
+  TransportArguments transport_;
   BenchLoaderArguments bench_loader_;
   BenchCommArguments bench_comm_;
   BenchStepArguments bench_step_;

@@ -115,6 +115,27 @@ struct CompareArguments {
 };
 int compare_command(const CompareArguments& arguments, std::ostream& out);
 
+struct AnalyseArguments {
+  std::vector<std::string> runs;
+  std::string text;                         // file, "-": standard input
+  std::string html = "analysis.html";       // file for the page
+  std::vector<std::int64_t> layers, heads;  // to show, from 0; empty: as many as fit
+  std::optional<std::int64_t> tokens;       // from the start of the text; not set: at most 256
+};
+int analyse_command(const AnalyseArguments& arguments, std::ostream& out, std::ostream& err);
+
+struct TransportArguments {
+  // The problem, exactly one of these; empty: not given.
+  std::string cost, from, to, sort, example;  // files, except `example`, a name
+  std::string source, target;                 // files of masses; empty: equal ones
+  bool squared = false;                       // distances between points
+  double regularization = 0.01, tolerance = 1e-6;
+  std::int64_t max_iterations = 100'000;
+  bool scales = false;    // --eps-scaling
+  std::string plan, svg;  // files to write; empty: none
+};
+int transport_command(const TransportArguments& arguments, std::ostream& out);
+
 // The arguments of a submission to Slurm (docs/slurm.md).
 struct SubmitArguments {
   std::string config, run;

@@ -39,8 +39,8 @@ const std::map<std::string, std::set<std::string>> kMayInclude = {
     {"models", {"attention", "attention/kernels", "data/batch", "cluster/base", "configs"}},
     {"runtime", {"models", "data", "data/batch", "cluster", "cluster/base", "configs"}},
     {"launcher",
-     {"runtime", "models", "attention", "data", "data/batch", "cluster", "cluster/base",
-      "configs"}},
+     {"runtime", "models", "attention", "attention/kernels", "data", "data/batch", "cluster",
+      "cluster/base", "configs"}},
 };
 
 // External header prefix -> the only files (by prefix) that may include it.

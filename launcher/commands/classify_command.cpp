@@ -25,7 +25,7 @@
 namespace birkhoff {
 namespace {
 
-constexpr std::size_t kBatch = 32;  // texts per forward pass
+constexpr std::size_t kTextsPerPass = 32;
 
 // A text, its ids (at least one), and its location in the input.
 struct Text {
@@ -183,7 +183,7 @@ int classify_command(const ClassifyArguments& arguments, std::ostream& out, std:
   std::vector<Text> texts;
   for (std::optional<Text> text;; texts.push_back(std::move(*text))) {
     // Texts from a slow pipe are classified at once, without waiting for more.
-    if (texts.size() == kBatch || !lines.has_line()) {
+    if (texts.size() == kTextsPerPass || !lines.has_line()) {
       printer.print(texts);
       texts.clear();
     }

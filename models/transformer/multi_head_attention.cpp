@@ -6,6 +6,7 @@
 
 #include "cluster/base/error.h"
 #include "configs/schema/config.pb.h"
+#include "models/transformer/forward_record.h"
 
 namespace birkhoff {
 namespace {
@@ -125,6 +126,9 @@ at::Tensor MultiHeadAttention::forward(const at::Tensor& x_BTC, const SequenceCo
     const HeadGroup& group = head_groups_[g];
     if (noise) {
       inputs[g].noise = noise->at_layer(noise_layer(noise_number_, RandomStream::kHeadGroup, g));
+    }
+    if (ForwardRecord* record = ForwardRecord::current()) {
+      record->attentions.push_back({group.name, group.mechanism.get(), inputs[g]});
     }
     const PathCaller caller(group.name);
     AttentionOutput output = group.mechanism->attend(inputs[g], Path::kFused);

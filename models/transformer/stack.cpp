@@ -7,6 +7,7 @@
 
 #include "cluster/base/error.h"
 #include "configs/schema/config.pb.h"
+#include "models/transformer/forward_record.h"
 #include "models/transformer/recompute.h"
 
 namespace birkhoff {
@@ -91,9 +92,12 @@ at::Tensor Stack::run_layers(const at::Tensor& x_BTC, const SequenceContext& con
                              const std::optional<NoiseKey>& noise, NamedSums& sums) const {
   check_memory(context.memory, x_BTC.size(0));
   ResidualStream stream{x_BTC, {}};
+  ForwardRecord* const record = ForwardRecord::current();
+  if (record != nullptr) record->streams_BTC.push_back(x_BTC);
   for (const TransformerLayer& layer : layers_) {
     stream = recompute_ ? forward_recomputed(layer, stream, context, noise, sums)
                         : layer.forward(stream, context, noise, sums);
+    if (record != nullptr) record->streams_BTC.push_back(stream.x_BTC + stream.branch_BTC);
   }
   return normed(stream);
 }

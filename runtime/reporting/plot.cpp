@@ -208,7 +208,7 @@ double append_legend(std::string& svg, const std::vector<PlotLine>& lines) {
 
 }  // namespace
 
-std::string plot_svg(const Plot& plot) {
+std::string plot_svg(const Plot& plot, SvgPlace place) {
   Axis x(plot.x, kLeft, kWidth - kRight), y(plot.y, kHeight - kBottom, kTop);
   for (const PlotLine& line : plot.lines) {
     for (const auto& [point_x, point_y] : line.points) {
@@ -223,10 +223,10 @@ std::string plot_svg(const Plot& plot) {
   for (const PlotLine& line : plot.lines) append_curve(body, line, x, y);
   const double height = kHeight + append_legend(body, plot.lines);
   return fmt::format(
-      "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {0} {1}\" width=\"{0}\" "
-      "height=\"{1}\">\n<title>{2}</title>\n{3}"
+      "<svg {5}viewBox=\"0 0 {0} {1}\" width=\"{0}\" height=\"{1}\">\n<title>{2}</title>\n{3}"
       "<rect class=\"page\" width=\"{0}\" height=\"{1}\"/>\n{4}</svg>\n",
-      kWidth, height, escaped(plot.title), kStyle, body);
+      kWidth, height, escaped(plot.title), kStyle, body,
+      place == SvgPlace::kFile ? "xmlns=\"http://www.w3.org/2000/svg\" " : "");
 }
 
 }  // namespace birkhoff

@@ -29,9 +29,12 @@ struct Plot {
   std::vector<PlotLine> lines;
 };
 
+// Where the text goes. In an HTML page it needs no namespace, which is a URL.
+enum class SvgPlace { kFile, kPage };
+
 // Axes that hold all points, with ticks at round values, the lines in order, and a legend below.
 // The first 7 colors differ with and without color vision; later ones repeat them. Names may hold
 // any bytes.
-std::string plot_svg(const Plot& plot);
+std::string plot_svg(const Plot& plot, SvgPlace place = SvgPlace::kFile);
 
 }  // namespace birkhoff

@@ -54,6 +54,28 @@ NamedSums moved_tokens(const ClusterProblem& problem, const ClusteredRows& rows,
           {"compared_tokens", cluster_BHL.ge(0).sum().to(dtype)}};
 }
 
+// [B, H, L, K]: 1 where a row is in a cluster.
+at::Tensor memberships(const ClusteredRows& rows, std::int64_t clusters) {
+  const at::Tensor cluster_BHL = rows.cluster_BHL.to(at::kLong);
+  if (!rows.nearest_BHP.defined()) {
+    const at::Tensor exists_BHL1 = cluster_BHL.ge(0).unsqueeze(3);
+    return at::one_hot(cluster_BHL.clamp_min(0), clusters) * exists_BHL1;
+  }
+  const at::Tensor row_BHP = rows.nearest_BHP.to(at::kLong),
+                   slot_BHP = at::arange(row_BHP.size(2), row_BHP.options()).expand_as(row_BHP),
+                   segment_BHP = at::searchsorted(rows.nearest_ends_BHG.to(at::kLong),
+                                                  slot_BHP.contiguous(), /*out_int32=*/false,
+                                                  /*right=*/true);
+  // Slots after the last segment are not used. Segments are clusters of document after document.
+  const at::Tensor used_BHP = segment_BHP.lt(rows.nearest_ends_BHG.size(2));
+  const at::Tensor index_BHP = (row_BHP * clusters + segment_BHP % clusters) * used_BHP;
+  return at::zeros({cluster_BHL.size(0), cluster_BHL.size(1), cluster_BHL.size(2) * clusters},
+                   row_BHP.options())
+      .scatter_add_(2, index_BHP, used_BHP.to(at::kLong))
+      .clamp_max_(1)
+      .unflatten(2, {-1, clusters});
+}
+
 // Adds sums of the same names in the same order.
 void add(const NamedSums& from, NamedSums& to) {
   for (std::size_t i = 0; i < from.size(); ++i) {
@@ -135,6 +157,15 @@ AttentionOutput RoutingAttention::attend(const AttentionInput& in, Path limit) c
     output.sums.emplace_back(Centroids::kName, at::cat({tokens.sums(limit), seeds}, 2));
   }
   return output;
+}
+
+std::vector<Choice> RoutingAttention::choices(const AttentionInput& in) const {
+  if (selection() == RoutingConfig::prefix_topw) return {};  // each query has its own selection
+  const ClusterAttention attention = problem(in, {in.segments_q_BL, in.key_lengths_B, in.q_BHLD});
+  const ClusteredTokens tokens = cluster_tokens(attention, Path::kReference);
+  if (tokens.shared) return {{"clusters of tokens", memberships(tokens.q, config_.clusters())}};
+  return {{"clusters of queries", memberships(tokens.q, config_.clusters())},
+          {"clusters of keys", memberships(tokens.k, config_.clusters())}};
 }
 
 NamedSums RoutingAttention::figure_sums(const ClusterProblem& problem, const ClusteredRows& rows,

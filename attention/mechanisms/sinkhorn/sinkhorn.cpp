@@ -2,6 +2,7 @@
 #include "attention/mechanisms/sinkhorn/sinkhorn.h"
 
 #include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
 
 #include <cmath>
 #include <limits>
@@ -148,6 +149,18 @@ BalancedWeights SinkhornAttention::block_weights(const Blocks& blocks, const at:
   return weights(scores_BHNN, open_BNN, /*first_row=*/0, dtype, limit);
 }
 
+std::vector<Choice> SinkhornAttention::choices(const AttentionInput& in) const {
+  const at::NoGradGuard no_gradients;
+  const Blocks blocks = token_blocks(in, config_.block(), shape_.causal);
+  const at::Tensor weights_BHNN =
+      block_weights(blocks, in.x_q_BLC, in.x_kv_BSC, open_pairs(blocks), /*noise=*/{},
+                    in.k_BHSD.scalar_type(), Path::kReference)
+          .p;
+  return {{.name = "sort matrix",
+           .matrix_BHRC = keep(weights_BHNN, largest_sources(weights_BHNN)),
+           .balanced = true}};
+}
+
 AttentionOutput SinkhornAttention::attend(const AttentionInput& in, Path limit) const {
   const Blocks blocks = token_blocks(in, config_.block(), shape_.causal);
   const std::int64_t N = blocks.num_blocks();
@@ -174,7 +187,7 @@ AttentionOutput SinkhornAttention::attend(const AttentionInput& in, Path limit) 
        .causal = shape_.causal,
        .leaky = leaky(),
        .combine = combine_of(config_.combine())},
-      in.q_BHLD, in.k_BHSD, config_.tie_key_value() ? in.k_BHSD : in.v_BHSD, limit);
+      in.q_BHLD, in.k_BHSD, in.v_BHSD, limit);
   attention.dropout = config_.dropout();
   attention.noise = in.noise;
   attention.relative = terms_.relative(in.q_BHLD);

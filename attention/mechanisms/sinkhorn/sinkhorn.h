@@ -42,6 +42,7 @@ class SinkhornAttention : public Mechanism {
   AttentionOutput attend(const AttentionInput& in, Path limit) const override;
   MechanismTraits traits() const override;
   at::Tensor visible_keys(std::int64_t num_queries, std::int64_t num_keys) const override;
+  std::vector<Choice> choices(const AttentionInput& in) const override;
   double forward_flops(std::int64_t num_tokens) const override;
   std::unique_ptr<DecodeState> decode_state(std::int64_t batch) const override;
   at::Tensor decode_step(DecodeState& state, const AttentionInput& in) const override;

@@ -28,8 +28,7 @@ class SinkhornMixtureMechanism final : public Mechanism {
                            const std::string& prefix, Parameters& parameters,
                            const LogitTerms& terms)
       : sinkhorn_(config.sinkhorn(), shape, prefix, parameters, terms),
-        dense_(config.dense(), shape, prefix + ".dense", parameters, terms),
-        ties_key_value_(config.sinkhorn().tie_key_value()) {}
+        dense_(config.dense(), shape, prefix + ".dense", parameters, terms) {}
 
   AttentionOutput attend(const AttentionInput& in, Path limit) const override {
     AttentionOutput output = sinkhorn_.attend(in, limit);
@@ -50,6 +49,10 @@ class SinkhornMixtureMechanism final : public Mechanism {
     return dense_.visible_keys(num_queries, num_keys);
   }
 
+  std::vector<Choice> choices(const AttentionInput& in) const override {
+    return sinkhorn_.choices(in);
+  }
+
   double forward_flops(std::int64_t num_tokens) const override {
     return sinkhorn_.forward_flops(num_tokens) + dense_.forward_flops(num_tokens);
   }
@@ -68,17 +71,15 @@ class SinkhornMixtureMechanism final : public Mechanism {
   }
 
  private:
-  // The input of the dense part: tied values, and its own noise.
-  AttentionInput dense_input(const AttentionInput& in) const {
+  // The input of the dense part, with its own noise.
+  static AttentionInput dense_input(const AttentionInput& in) {
     AttentionInput dense = in;
-    if (ties_key_value_) dense.v_BHSD = in.k_BHSD;
     if (in.noise) dense.noise = in.noise->at_layer(in.noise->layer | kDenseStream);
     return dense;
   }
 
   SinkhornAttention sinkhorn_;
   DenseAttention dense_;
-  bool ties_key_value_;
 };
 
 }  // namespace

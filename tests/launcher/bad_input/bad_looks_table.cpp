@@ -1,4 +1,4 @@
-// Runs that cannot be examined: inspect, runs, compare.
+// Runs that cannot be examined: inspect, runs, compare, analyse. Problems that transport refuses.
 #include "tests/launcher/bad_input/bad_input.h"
 #include "tests/launcher/bad_input/damage.h"
 
@@ -120,6 +120,90 @@ std::vector<BadInput> of_inspect() {
   };
 }
 
+std::vector<BadInput> of_analyse() {
+  using enum ExitCode;
+  return {
+      look("analyse", kUsage, {"RUN", "required"}),
+      look("analyse run", kUsage, {"--text", "required"}),
+      look("analyze run --text text/one.txt", kUsage, {"did you mean 'analyse'"}),
+      as_process_too(look("analyse nowhere --text text/one.txt", kUsage, {"no such folder"})),
+      look("analyse corpus --text text/one.txt", kUsage, {"is a corpus"}),
+      look("analyse run --text nowhere", kUsage, {"nowhere", "No such file"}),
+      look("analyse run --text text/one.txt --layers 1", kUsage,
+           {"--layers 1", "the model has 1 layer, from 0 to 0"}),
+      look("analyse run --text text/one.txt --heads 0,2", kUsage,
+           {"--heads 2", "the model has 2 heads, from 0 to 1"}),
+      look("analyse run --text text/one.txt --heads -1", kUsage, {"--heads"}),
+      look("analyse run --text text/one.txt --tokens 33", kUsage,
+           {"--tokens 33", "data.sequence_length = 32"}),
+      look(
+          "analyse run --text short --tokens 20", kData, {"--text short", "6 tokens", "than 20"},
+          [] { write_bytes("short", "matrix"); }, "of a short text"),
+      look(
+          "analyse run --text short", kData, {"--text short", "1 token", "than 2"},
+          [] { write_bytes("short", "m"); }, "of one token"),
+      look(
+          "analyse run --text binary", kData, {"--text binary", "byte 1 is not UTF-8"},
+          [] { write_bytes("binary", "m\xff"); }, "of bytes"),
+      look("analyse run --text text/one.txt --html ''", kUsage, {"--html", "names no file"}),
+      look("analyse run --text text/one.txt --html nowhere/p", kStorage, {"No such file"}),
+      look(
+          "analyse run --text text/one.txt", kCheckpoint, {"holds no checkpoint"},
+          [] { remove_one("run/checkpoints"); }, "before its first checkpoint"),
+  };
+}
+
+std::vector<BadInput> of_transport() {
+  using enum ExitCode;
+  const auto with_file = [](const std::string& text, std::vector<std::string> words,
+                            const std::string& options = "") {
+    return look(
+        "transport --cost cost" + options, kData, std::move(words),
+        [text] { write_bytes("cost", text); }, "of " + text + options);
+  };
+  const std::string masses = " --source source --target target";
+  const auto with_masses = [&](const std::string& source, const std::string& target,
+                               std::vector<std::string> words) {
+    BadInput row = with_file("1 2\n3 4\n", std::move(words), masses);
+    row.name += source + target;
+    row.spoil = [source, target, before = row.spoil] {
+      before();
+      write_bytes("source", source);
+      write_bytes("target", target);
+    };
+    return row;
+  };
+  return {
+      look("transport", kUsage, {"give one problem", "--example"}),
+      look("transport --example factories --cost cost", kUsage, {"give only one problem"}),
+      look("transport --example charmin", kUsage, {"charmin", "factories"}),
+      look("transport --from a", kUsage, {"--from", "--to"}),
+      look("transport --example sorting --source text", kUsage, {"--source", "--example"}),
+      look("transport --example factories --reg 0", kUsage, {"regularization is 0"}),
+      look("transport --example factories --reg nan", kUsage, {"regularization is nan"}),
+      look("transport --example factories --tolerance -1", kUsage, {"tolerance is -1"}),
+      look("transport --example factories --reg 1e-20", kUsage, {"use a larger regularization"}),
+      as_process_too(look("transport --example factories --iterations 9", kNumerical,
+                          {"stopped after 9 iterations", "--tolerance 1e-06", "--eps-scaling"})),
+      look("transport --cost nowhere", kUsage, {"nowhere", "No such file"}),
+      look("transport --cost text", kUsage, {"text"}),
+      look("transport --example factories --plan nowhere/p", kStorage, {"nowhere", "No such file"}),
+      with_file("", {"cost: holds no numbers"}),
+      with_file("1 2\n3 nan\n", {"cost:2", "'nan' is not a finite number"}),
+      with_file("1 2\n-inf 4\n", {"cost:2", "'-inf'"}),
+      with_file("1,2\n3,\n", {"cost:2", "'' is not a finite number"}),
+      with_file("1e999\n", {"cost:1", "'1e999'"}),
+      with_file("a,b\n1,2\n", {"cost:1", "'a'", "without a header"}),
+      with_file("1 2\n3\n", {"cost:2", "the line has 1 number", "2 each"}),
+      with_masses("1 1", "1 2", {"add up to 2", "to 3"}),
+      with_masses("1 -1", "0 0", {"source mass 2 of 2 is -1"}),
+      with_masses("1 1", "nan 1", {"target:1", "'nan'"}),
+      with_masses("1 1 1", "1 2", {"source: holds 3 masses for 2 sources"}),
+      with_masses("1 2\n3 4", "1 2", {"source: holds 2 x 2 numbers"}),
+      with_masses("0 0", "0 0", {"the total of the source masses is 0"}),
+  };
+}
+
 std::vector<BadInput> faults() {
   using enum ExitCode;
   const auto fault = [](const std::string& line, const std::string& call, const std::string& part,
@@ -147,7 +231,7 @@ std::vector<BadInput> faults() {
 
 std::vector<BadInput> bad_looks() {
   std::vector<BadInput> rows;
-  for (auto table : {of_runs, of_compare, of_inspect, faults}) {
+  for (auto table : {of_runs, of_compare, of_inspect, of_analyse, of_transport, faults}) {
     for (BadInput& row : table()) rows.push_back(std::move(row));
   }
   return rows;
