@@ -102,11 +102,15 @@ std::int64_t add_choices(const RecordedAttention& recorded, std::int64_t first,
   std::int64_t left_out = 0;
   for (const Choice& choice : recorded.mechanism->choices(recorded.in)) {
     const at::Tensor matrix_HRC = choice.matrix_BHRC[0];
+    const std::int64_t sharing = group_heads / matrix_HRC.size(0);
     for (std::int64_t k = 0; k < matrix_HRC.size(0); ++k) {
-      const std::int64_t head = first + k * (group_heads / matrix_HRC.size(0));
+      const std::int64_t head = first + k * sharing;
       const std::string name = fmt::format("{}, head {}: {}", layer_name, head, choice.name);
       layer.choices.push_back({name, choice.balanced, balance_errors(matrix_HRC[k])});
-      if (!is_among(head, heads)) continue;
+      const bool is_shown = std::any_of(heads.begin(), heads.end(), [&](std::int64_t shown) {
+        return shown >= head && shown < head + sharing;
+      });
+      if (!is_shown) continue;
       if (space == 0) {
         ++left_out;
         continue;

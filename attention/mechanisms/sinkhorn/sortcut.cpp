@@ -52,7 +52,7 @@ class SortCutAttention final : public SinkhornAttention {
          .visible_BNN = open_BNN,
          .segments_q_BL = in.segments_q_BL,
          .own = local_},
-        in.q_BHLD, in.k_BHSD, config_.tie_key_value() ? in.k_BHSD : in.v_BHSD, limit);
+        in.q_BHLD, in.k_BHSD, in.v_BHSD, limit);
     attention.dropout = config_.dropout();
     attention.noise = in.noise;
     attention.relative = terms_.relative(in.q_BHLD);
