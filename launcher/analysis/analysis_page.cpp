@@ -90,7 +90,7 @@ MeanAndDeviation statistics(const std::vector<double>& values) {
 
 std::string cell(double value) { return std::isnan(value) ? "-" : fmt::format("{:.4f}", value); }
 
-std::string table_row(const std::vector<std::string>& cells, const char* tag = "td") {
+std::string html_row(const std::vector<std::string>& cells, const char* tag = "td") {
   std::string text = "<tr>";
   for (const std::string& each : cells) {
     text += fmt::format("<{0}>{1}</{0}>", tag, escaped(each));
@@ -112,25 +112,25 @@ std::string divergences_html(const std::vector<AnalyzedRun>& runs) {
       "<h2>Divergence between heads</h2>\n<p>Mean Jensen-Shannon divergence between two heads of "
       "these mechanisms, in nats, at most {:.4f}{}.</p>\n<table>\n",
       std::log(2.0), runs.size() > 1 ? "; mean and standard deviation of the runs" : "");
-  html += table_row(names, "th");
+  html += html_row(names, "th");
   for (std::size_t l = 0; l < table.layers.size(); ++l) {
-    html += table_row(texts(fmt::format("{}", l), table.layers[l]));
+    html += html_row(texts(fmt::format("{}", l), table.layers[l]));
   }
-  return html + table_row(texts("all", table.all)) + "</table>\n";
+  return html + html_row(texts("all", table.all)) + "</table>\n";
 }
 
 std::string heads_html(const AttentionAnalysis& analysis) {
   std::string html =
       "<h2>Heads</h2>\n<p>Entropy of a query's weights in nats, mean distance to its keys in "
       "tokens, and the largest difference of a row sum and of a column sum from 1.</p>\n<table>\n";
-  html += table_row(
+  html += html_row(
       {"layer", "head", "mechanism", "entropy", "distance", "row error", "column error"}, "th");
   for (std::size_t l = 0; l < analysis.layers.size(); ++l) {
     const std::vector<HeadFigures>& heads = analysis.layers[l].heads;
     for (std::size_t h = 0; h < heads.size(); ++h) {
-      html += table_row({fmt::format("{}", l), fmt::format("{}", h), heads[h].kind,
-                         cell(heads[h].entropy), cell(heads[h].reach), cell(heads[h].errors.rows),
-                         cell(heads[h].errors.columns)});
+      html += html_row({fmt::format("{}", l), fmt::format("{}", h), heads[h].kind,
+                        cell(heads[h].entropy), cell(heads[h].reach), cell(heads[h].errors.rows),
+                        cell(heads[h].errors.columns)});
     }
   }
   return html + "</table>\n";
@@ -175,13 +175,13 @@ std::string balances_html(const AttentionAnalysis& analysis) {
   for (const LayerAnalysis& layer : analysis.layers) {
     for (const ChoiceAnalysis& choice : layer.choices) {
       if (!choice.balanced) continue;
-      rows += table_row({choice.name, cell(choice.errors.rows), cell(choice.errors.columns)});
+      rows += html_row({choice.name, cell(choice.errors.rows), cell(choice.errors.columns)});
     }
   }
   if (rows.empty()) return "";
   return "<p>The largest difference of a sum of a balanced matrix from 1. A causal one cannot have "
          "columns that sum to 1.</p>\n<table>\n" +
-         table_row({"", "row error", "column error"}, "th") + rows + "</table>\n";
+         html_row({"", "row error", "column error"}, "th") + rows + "</table>\n";
 }
 
 void append_picture(std::string& html, const Picture& picture) {
