@@ -32,8 +32,8 @@ constexpr int kMaxHalfSteps = 999;
 struct SinkformerShape : HeadShape {
   int half_steps = 1;  // odd, at most kMaxHalfSteps
   BalanceGradient gradient = BalanceGradient::kUnrolled;
-  // Weights of a head stay in scratch if they take at most this many bytes, about a thread's share of the
-  // outer caches; otherwise each pass computes them again.
+  // Weights of a head that take at most this many bytes stay in scratch. It is about a thread's
+  // share of the outer caches. Otherwise each pass computes them again.
   std::size_t max_cached_bytes = std::size_t{16} << 20;
 };
 

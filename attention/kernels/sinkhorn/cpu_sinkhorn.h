@@ -14,6 +14,12 @@
 
 namespace birkhoff {
 
+// How many matrices [.., R, C] holds.
+inline std::int64_t num_matrices(const at::Tensor& x) {
+  const std::int64_t size = x.size(-1) * x.size(-2);
+  return size == 0 ? 0 : x.numel() / size;
+}
+
 // Returns P [.., R, C] and bool `solved` [.., 1, 1] for contiguous scores [.., R, C]. P is 0 for
 // unsolved problems.
 std::pair<at::Tensor, at::Tensor> balance_kernel(const at::Tensor& scores, std::int64_t iterations);
