@@ -30,7 +30,7 @@ std::vector<at::Tensor> solve_once(const RowAttentionProblem& problem) {
   return results;
 }
 
-std::vector<at::Tensor> solve_on_gpu(const RowAttentionProblem& problem) {
+std::vector<at::Tensor> solve_rows_on_gpu(const RowAttentionProblem& problem) {
   const std::vector<at::Tensor> results = solve_once(problem), again = solve_once(problem);
   for (std::size_t i = 0; i < results.size(); ++i) {
     expect_same_bits(results[i], again[i], "result " + std::to_string(i));
@@ -50,7 +50,7 @@ void expect_as_exact_on_gpu(const std::vector<RowAttentionSize>& sizes) {
     for (const RowAttentionSize& size : sizes) {
       for (const RowNormalizer& each : normalizers) {
         expect_errors_of_the_reference(
-            random_rows(size, each, dtype), solve_on_gpu,
+            random_rows(size, each, dtype), solve_rows_on_gpu,
             fmt::format("normalizer {}, k {}, causal {}", static_cast<int>(each.kind), each.top_k,
                         size.causal));
       }
