@@ -284,7 +284,7 @@ void create_folder(const fs::path& folder) {
   }
 }
 
-// Checks all runs before it moves one: of a sweep all are moved aside, or none.
+// Error(kUsage) if a process holds the run.
 void check_not_held(const fs::path& run) {
   if (const auto holder = run_holder(RunPaths{run})) {
     fail(ExitCode::kUsage, "the run folder {} is in use by {}: wait for it or stop it",
@@ -307,6 +307,7 @@ std::vector<std::string> queue_jobs(const BatchJob& job, const std::string& scri
   try {
     if (arguments.fresh) {
       sbatch({"--test-only", script.string()});
+      // First all of them: a sweep is moved aside as a whole or not at all.
       for (const Planned& run : runs) check_not_held(run.folder);
       for (const Planned& run : runs) {
         RunFolder(run.folder, run.config.train().seed(), /*fresh=*/true);

@@ -95,45 +95,16 @@ class RowTilesBody : protected TileBody<Thread, kHeadDim> {
   // rows have arrived after wait() and a barrier.
   BIRKHOFF_DEVICE void load_rows(std::uint32_t tile, const RowsParams& x, GpuHead head, int first,
                                  int all) const {
-    constexpr int kGroups = kHeadDim / 8, kRowsAtOnce = kThreads / kGroups;
-    const int row = thread_.index() / kGroups, column = thread_.index() % kGroups * 8,
-              count = column < p_.head_dim ? all - first : 0;
-    const std::uint16_t* from = row_of<const std::uint16_t>(x, head, first + row) + column;
-    const std::uint32_t to = tile + place_in_tile<kHeadDim>(row, column);
-    static_assert(kRowsAtOnce % 8 == 0);
-    BIRKHOFF_UNROLL_BY(4)
-    for (int i = 0; i < kTileRows; i += kRowsAtOnce) {
-      thread_.template copy_async<16>(to + 2 * i * kHeadDim, from, i + row < count);
-      from += kRowsAtOnce * x.strides[2];
-    }
+    Tile::load_rows(tile, row_of<const std::uint16_t>(x, head, first), x.strides[2], all - first,
+                    p_.head_dim);
   }
 
   // Stores factor * c to the warp's rows of x. They pass through `tile`, where no other warp uses
   // them.
   BIRKHOFF_DEVICE void store_rows(const Columns& c, float factor, std::uint32_t tile,
                                   const RowsParams& x, GpuHead head, int first, int all) const {
-    constexpr int kGroups = kHeadDim / 8, kRowsAtOnce = 32 / kGroups;
-    const Place place = place_in_c(lane_, 0);
-    const std::uint32_t to = tile + place_in_tile<kHeadDim>(first_row_ + place.row, place.column);
-    BIRKHOFF_UNROLL
-    for (int j = 0; j < kGroups; ++j) {
-      const std::uint32_t place_j = further_right(to, 8 * j);
-      thread_.store_shared(place_j, thread_.pack(c[j][0] * factor, c[j][1] * factor));
-      thread_.store_shared(place_j + 2 * 8 * kHeadDim,
-                           thread_.pack(c[j][2] * factor, c[j][3] * factor));
-    }
-    thread_.sync_warp();
-    const int row = first_row_ + lane_ / kGroups, column = lane_ % kGroups * 8,
-              count = column < p_.head_dim ? all - first : 0;
-    std::uint16_t* data = row_of<std::uint16_t>(x, head, first + row) + column;
-    BIRKHOFF_UNROLL_BY(4)
-    for (int i = 0; i < 16; i += kRowsAtOnce) {
-      if (row + i < count) {
-        *reinterpret_cast<Words*>(data) =
-            thread_.template load_shared<Words>(tile + place_in_tile<kHeadDim>(row + i, column));
-      }
-      data += kRowsAtOnce * x.strides[2];
-    }
+    Tile::store_rows(c, factor, tile, row_of<std::uint16_t>(x, head, first), x.strides[2],
+                     all - first, p_.head_dim);
   }
 
   // Calls load(first, stage) and then work(first, stage) for tiles of rows, of which next(first)
