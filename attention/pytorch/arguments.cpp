@@ -153,13 +153,14 @@ void check_sizes_of_heads(at::TensorList inputs, bool square) {
   }
 }
 
-void check_sizes_of_inputs(at::TensorList inputs, bool causal) {
+void check_sizes_of_inputs(at::TensorList inputs, bool causal, bool square) {
   const at::Tensor &q = inputs[kQueries], &keys = inputs[kRelativeKeys],
                    &values = inputs[kRelativeValues], &sink = inputs[kSink];
   check_queries(q);
-  const std::int64_t H = q.size(1), D = q.size(3), key_heads = inputs[kValues].size(1);
+  const std::int64_t H = q.size(1), D = q.size(3), key_heads = inputs[kValues].size(1),
+                     num_keys = square ? q.size(2) : inputs[kValues].size(2);
   for (const at::Tensor& x : {inputs[kKeys], inputs[kValues]}) {
-    if (!is_none(x)) check_like_queries(x, q, key_heads, q.size(2));
+    if (!is_none(x)) check_like_queries(x, q, key_heads, num_keys);
   }
   if (!is_none(keys)) {
     const std::int64_t R = keys.size(1);

@@ -28,8 +28,9 @@ struct InputForm {
 };
 // Checks the dim, dtype (floating) and device of an input.
 void check_input(const InputForm& form, const at::Tensor& x, const at::Tensor& q);
-// Checks the sizes of all inputs but block weights. Tensors must have memory.
-void check_sizes_of_inputs(at::TensorList inputs, bool causal);
+// Checks the sizes of all inputs but block weights; if `square`, there are as many keys as queries.
+// Tensors must have memory.
+void check_sizes_of_inputs(at::TensorList inputs, bool causal, bool square = true);
 // Checks everything about a call except the sizes of its tensors and the values of its masks.
 void check_options(at::TensorList inputs, const AttentionInBlocks& call);
 void check_dropout(double dropout, const std::optional<at::Tensor>& seed, const at::Tensor& q);

@@ -16,6 +16,7 @@
 #include "attention/pytorch/arguments.h"
 #include "attention/pytorch/calls.h"
 #include "attention/pytorch/dispatch.h"
+#include "attention/pytorch/pattern_calls.h"
 
 namespace birkhoff::ops {
 namespace {
@@ -40,6 +41,11 @@ using BlockOperator = WithGradient<AttentionInBlocks, std::int64_t, std::int64_t
                                    bool, std::string_view, double, const OptionalTensor&,
                                    const OptionalTensor&, const OptionalTensor&>;
 using BalanceOperator = WithGradient<SinkhornBalance, std::int64_t, std::string_view>;
+using SharedOperator = WithGradient<AttentionToSharedBlocks, std::int64_t, bool, double,
+                                    const OptionalTensor&, const OptionalTensor&>;
+using PatternOperator =
+    WithGradient<AttentionInPattern, std::int64_t, std::int64_t, std::string_view, std::string_view,
+                 bool, const OptionalTensor&, const OptionalTensor&>;
 
 // ---- The operators for users.
 
@@ -71,6 +77,19 @@ Tensor user_balance(const Tensor& scores, std::int64_t iterations, std::string_v
   return BalanceOperator::call({scores}, iterations, form)[0];
 }
 
+// The scores with -inf at the pairs of blocks of x that padding and documents mask.
+Tensor open_scores(const Tensor& scores, const Tensor& x, std::int64_t block,
+                   const OptionalTensor& key_lengths, const OptionalTensor& segments) {
+  if (!key_lengths && !segments) return scores;
+  const Tensor open = open_block_pairs_op().call(x, block, key_lengths, segments);
+  TORCH_CHECK_VALUE(scores.dim() == 4 && scores.sym_size(0) == open.sym_size(0) &&
+                        scores.sym_size(2) == open.sym_size(2) &&
+                        scores.sym_size(3) == open.sym_size(3),
+                    "birkhoff: scores must be [B, H, N, N] with N = ", open.sym_size(3), ", not ",
+                    scores.sym_sizes());
+  return scores.masked_fill(open.logical_not(), -std::numeric_limits<double>::infinity());
+}
+
 Tensor user_sinkhorn(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& scores,
                      std::int64_t block, std::string_view form, std::int64_t iterations,
                      std::string_view combine, double dropout, const OptionalTensor& seed,
@@ -87,19 +106,33 @@ Tensor user_sinkhorn(const Tensor& q, const Tensor& k, const Tensor& v, const Te
                          .seed = seed,
                          .key_lengths = key_lengths,
                          .segments = segments});
-  Tensor open_scores = scores;
-  if (key_lengths || segments) {
-    const Tensor open = open_block_pairs_op().call(q, block, key_lengths, segments);
-    TORCH_CHECK_VALUE(scores.dim() == 4 && scores.sym_size(0) == open.sym_size(0) &&
-                          scores.sym_size(2) == open.sym_size(2) &&
-                          scores.sym_size(3) == open.sym_size(3),
-                      "birkhoff: scores must be [B, H, N, N] with N = ", open.sym_size(3), ", not ",
-                      scores.sym_sizes());
-    open_scores = scores.masked_fill(open.logical_not(), -std::numeric_limits<double>::infinity());
-  }
-  return user_sorted(q, k, v, user_balance(open_scores, iterations, form), block,
+  const Tensor open = open_scores(scores, q, block, key_lengths, segments);
+  return user_sorted(q, k, v, user_balance(open, iterations, form), block,
                      /*causal=*/form != "full", combine, dropout, seed, key_lengths, segments,
                      relative_keys, relative_values, sink);
+}
+
+Tensor user_sortcut(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& scores,
+                    std::int64_t block, std::int64_t blocks, std::int64_t iterations, bool local,
+                    double dropout, const OptionalTensor& seed, const OptionalTensor& key_lengths,
+                    const OptionalTensor& relative_keys, const OptionalTensor& relative_values,
+                    const OptionalTensor& sink) {
+  check_block(block);
+  check_between("blocks", blocks, 1, kMaxBlockTokens);
+  const Tensor open = open_scores(scores, k, block, key_lengths, std::nullopt);
+  std::vector<Tensor> inputs = with_terms(q, k, v, relative_keys, relative_values, sink);
+  inputs.push_back(user_balance(open, iterations, "full").slice_symint(2, 0, blocks));
+  return SharedOperator::call(inputs, block, local, dropout, seed, key_lengths)[0];
+}
+
+Tensor user_sparse_transformer(const Tensor& q, const Tensor& k, const Tensor& v,
+                               std::int64_t stride, std::int64_t summary, std::string_view pattern,
+                               std::string_view part, bool causal,
+                               const OptionalTensor& key_lengths, const OptionalTensor& segments,
+                               const OptionalTensor& relative_keys,
+                               const OptionalTensor& relative_values, const OptionalTensor& sink) {
+  return PatternOperator::call(with_terms(q, k, v, relative_keys, relative_values, sink), stride,
+                               summary, pattern, part, causal, key_lengths, segments)[0];
 }
 
 // Whether the CPU kernels can compute dense attention of these tensors.
@@ -138,10 +171,12 @@ TORCH_LIBRARY(birkhoff, library) {
   const auto define = [&](const std::string& schema) {
     library.def(schema.c_str(), {at::Tag::pt2_compliant_tag});
   };
-  const std::string masks = "Tensor? key_lengths=None, Tensor? segments=None";
+  const std::string masks = "Tensor? key_lengths=None, Tensor? segments=None",
+                    terms =
+                        "Tensor? relative_keys=None, Tensor? relative_values=None, "
+                        "Tensor? sink=None";
   const std::string options_of_users =
-      "float dropout=0.0, Tensor? seed=None, " + masks +
-      ", Tensor? relative_keys=None, Tensor? relative_values=None, Tensor? sink=None";
+      "float dropout=0.0, Tensor? seed=None, " + masks + ", " + terms;
   define(
       "block_local_attention(Tensor q, Tensor k, Tensor v, int block, int look_back=0, "
       "int look_ahead=0, bool causal=True, *, " +
@@ -155,12 +190,23 @@ TORCH_LIBRARY(birkhoff, library) {
       "sorted_attention(Tensor q, Tensor k, Tensor v, Tensor weights, int block, "
       "bool causal=True, *, str combine='concat', " +
       options_of_users + ") -> Tensor");
+  define(
+      "sortcut_attention(Tensor q, Tensor k, Tensor v, Tensor scores, int block, int blocks, "
+      "int iterations=5, bool local=False, *, float dropout=0.0, Tensor? seed=None, "
+      "Tensor? key_lengths=None, " +
+      terms + ") -> Tensor");
+  define(
+      "sparse_transformer_attention(Tensor q, Tensor k, Tensor v, int stride, int summary=8, "
+      "str pattern='fixed', str part='merged', bool causal=True, *, " +
+      masks + ", " + terms + ") -> Tensor");
   define("open_block_pairs(Tensor q, int block, *, " + masks + ") -> Tensor");
   define("dense_attention(Tensor q, Tensor k, Tensor v, bool causal=True, *, " + options_of_users +
          ") -> Tensor");
 
   BlockOperator::define(library);
   BalanceOperator::define(library);
+  SharedOperator::define(library);
+  PatternOperator::define(library);
 }
 
 TORCH_LIBRARY_IMPL(birkhoff, CompositeImplicitAutograd, library) {
@@ -168,6 +214,8 @@ TORCH_LIBRARY_IMPL(birkhoff, CompositeImplicitAutograd, library) {
   library.impl("sinkhorn_attention", &user_sinkhorn);
   library.impl("sinkhorn_balance", &user_balance);
   library.impl("sorted_attention", &user_sorted);
+  library.impl("sortcut_attention", &user_sortcut);
+  library.impl("sparse_transformer_attention", &user_sparse_transformer);
   library.impl("dense_attention", &user_dense);
 }
 

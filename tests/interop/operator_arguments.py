@@ -9,6 +9,7 @@ import torch
 
 import all_pairs_operators
 import gathered_operators
+import pattern_operators
 from operator_definitions import check
 
 
@@ -159,6 +160,7 @@ def refusals():
          lambda: ops._sinkhorn_balance([scores] * 2, 5, "full")),
         *gathered_operators.gathered_refusals(),
         *all_pairs_operators.all_pairs_refusals(),
+        *pattern_operators.pattern_refusals(),
     ]
     for what, call in table:
         try:
@@ -171,7 +173,8 @@ def refusals():
     leaf = q.double().requires_grad_()
     for call in (lambda x: ops.block_local_attention(x, x, x, 5),
                  lambda x: ops.top_k_attention(x, x, x, 3), lambda x: ops.entmax_attention(x, x, x),
-                 lambda x: ops.sinkformer_attention(x, x, x)):
+                 lambda x: ops.sinkformer_attention(x, x, x),
+                 lambda x: ops.sparse_transformer_attention(x, x, x, 3)):
         (gradient,) = torch.autograd.grad(call(leaf).sum(), leaf, create_graph=True)
         try:
             gradient.sum().backward()

@@ -38,6 +38,8 @@ from operator_arguments import extremes, refusals  # noqa: E402
 from operator_definitions import (  # noqa: E402
     BARRED, check, window, masked_attention, block_local_attention, balance,
     open_pairs, tokens, sorted_attention)
+from pattern_operators import (  # noqa: E402
+    pattern_calls, pattern_cases, pattern_definitions, pattern_meaning)
 
 DOCUMENT = pathlib.Path(__file__).resolve().parents[2] / "docs/pytorch.md"
 
@@ -286,7 +288,8 @@ def last_of_each(all_cases):
 
 
 def gradients_and_traces(device, full):
-    all_cases = (*cases(device), *gathered_cases(heads, device), *all_pairs_cases(heads, device))
+    all_cases = (*cases(device), *gathered_cases(heads, device), *all_pairs_cases(heads, device),
+                 *pattern_cases(heads, device))
     count = 0
     for name, arguments, keywords in all_cases if full else last_of_each(all_cases):
         operator = getattr(torch.ops.birkhoff, name).default
@@ -375,7 +378,8 @@ def gradients_and_traces(device, full):
             options = (*plain[3:5], True, *masks)
             both(ops._attention_to_listed_blocks, inputs,
                  1, 1, options)
-    for operator, inputs, options in private_calls(heads, device):
+    for operator, inputs, options in (*private_calls(heads, device),
+                                      *pattern_calls(heads, device)):
         both(operator, inputs, 1, 1, options)
     name, arguments, keywords = list(cases(device))[-1]
     plain = tuple(x.detach() if isinstance(x, torch.Tensor) else x for x in arguments)
@@ -490,6 +494,8 @@ def main():
     gathered_meaning(heads, arguments.device)
     all_pairs_definitions(same, heads, arguments.device)
     all_pairs_meaning(heads, arguments.device)
+    pattern_definitions(same, heads, arguments.device)
+    pattern_meaning(heads, arguments.device)
     if arguments.device == "cpu":
         refusals()
         extremes()
@@ -500,7 +506,9 @@ def main():
     for make in (lambda: types["SinkhornAttention"](32, 4, 8, 8), lambda: types["RoutingAttention"]
                  (32, 4, 4, 16), lambda: types["MixtureOfBlockAttention"](32, 4, 8, 2),
                  lambda: types["TopKAttention"](32, 4, 8), lambda: types["EntmaxAttention"]
-                 (32, 4), lambda: types["SinkformerAttention"](32, 4, 5)):
+                 (32, 4), lambda: types["SinkformerAttention"](32, 4, 5),
+                 lambda: types["SparseTransformerAttention"](32, 4, 8),
+                 lambda: types["SortCutAttention"](32, 4, 8, 8, 2)):
         training(make, arguments.device, arguments.full)
     return 0
 

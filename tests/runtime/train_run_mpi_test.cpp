@@ -203,6 +203,30 @@ TEST_F(TrainRunMpi, CentroidsGoOnFromACheckpointWithTheSameBits) {
   EXPECT_GT(dead, 0);
 }
 
+// Exponents of entmax are parameters, and each part of the Sparse Transformer has its own noise.
+TEST_F(TrainRunMpi, NormalizersAndPatternsGoOnFromACheckpointWithTheSameBits) {
+  for (const std::string name : {"entmax", "top_k", "strided"}) {
+    SCOPED_TRACE(name);
+    const std::string mechanism =
+        name == "strided" ? "sparse_transformer { pattern: strided stride: 4 dropout: 0.2 }"
+                          : "dense { normalizer: " + name + " dropout: 0.2 }";
+    const auto with_mechanism = [&](int steps, std::vector<std::string> settings = {}) {
+      settings.push_back("model.attention.0={ group { mechanism { " + mechanism + " } } }");
+      return config(steps, settings);
+    };
+    EXPECT_EQ(train(with_mechanism(8), name), Outcome::kDone);
+    EXPECT_EQ(
+        train(with_mechanism(4, {"train.zero_stage=1", "train.recompute=true"}), name + "_parts"),
+        Outcome::kDone);
+    EXPECT_EQ(train(with_mechanism(8), name + "_parts"), Outcome::kDone);
+    if (rank() != 0) continue;
+    const auto whole = checksums(name);
+    EXPECT_EQ(checksums(name + "_parts"), whole);
+    EXPECT_EQ(figures(name + "_parts"), figures(name));
+    EXPECT_EQ(whole.contains("blocks.0.attention.groups.0.exponent@0"), name == "entmax");
+  }
+}
+
 // Parameters and optimizer state are kept in fp32, so nothing is lost when a run stops.
 TEST_F(TrainRunMpi, Bf16RunsResumeRecomputeAndSliceToTheSameBits) {
   const std::string bf16 = "train.precision=bf16";

@@ -52,8 +52,8 @@ template <typename T>
 struct ListedMix {
   using S = Sum<T>;
 
-  at::Tensor weights_BHNm, sources_BHNm;  // contiguous
-  std::int64_t B, H, N, block, D, m = weights_BHNm.size(3);
+  at::Tensor weights_BHUm, sources_BHUm;  // contiguous
+  std::int64_t B, H, N, block, D, U = weights_BHUm.size(2), m = weights_BHUm.size(3);
 
   // One pair of a destination and a source.
   struct Pair {
@@ -62,16 +62,16 @@ struct ListedMix {
   };
 
   ListedMix(const at::Tensor& weights, const at::Tensor& sources, const at::Tensor& x_BHNbD)
-      : weights_BHNm(weights),
-        sources_BHNm(sources),
+      : weights_BHUm(weights),
+        sources_BHUm(sources),
         B(x_BHNbD.size(0)),
         H(x_BHNbD.size(1)),
         N(x_BHNbD.size(2)),
         block(x_BHNbD.size(3)),
         D(x_BHNbD.size(4)) {}
 
-  std::int64_t place(std::int64_t b, std::int64_t h, std::int64_t n) const {
-    return ((b * H + h) * N + n) * m;
+  std::int64_t place(std::int64_t b, std::int64_t h, std::int64_t u) const {
+    return ((b * H + h) * U + u) * m;
   }
 
   // The sources of destination u, without those of weight 0.
@@ -79,59 +79,66 @@ struct ListedMix {
     std::vector<Pair> pairs;
     for (std::int64_t i = 0; i < m; ++i) {
       const S weight =
-          to_sum(static_cast<const T*>(weights_BHNm.const_data_ptr())[place(b, h, u) + i]);
+          to_sum(static_cast<const T*>(weights_BHUm.const_data_ptr())[place(b, h, u) + i]);
       if (weight == 0) continue;
-      pairs.push_back({sources_BHNm.const_data_ptr<std::int64_t>()[place(b, h, u) + i], weight});
+      pairs.push_back({sources_BHUm.const_data_ptr<std::int64_t>()[place(b, h, u) + i], weight});
     }
     return pairs;
   }
 
   // y block n = start block n (where defined) + the sum of the pairs' blocks of x, in their order.
+  // The sums, [b, D], stay in the caches while each source is read row by row.
   void add_blocks(const std::vector<Pair>& pairs, const at::Tensor& x, const at::Tensor& start,
-                  const at::Tensor& y, std::int64_t b, std::int64_t h, std::int64_t n) const {
-    S sum[kMaxTileHeadDim];
-    const BlockRows<const T> from_start =
-        start.defined() ? BlockRows<const T>(start, b, h, n, D) : BlockRows<const T>();
-    const BlockRows<T> to(y, b, h, n, D);
-    std::vector<BlockRows<const T>> sources;
-    for (const Pair& pair : pairs) sources.emplace_back(x, b, h, pair.block, D);
-    for (std::int64_t token = 0; token < block; ++token) {
-      if (from_start.data) {
-        const T* row = from_start.read(token);
+                  const at::Tensor& y, std::int64_t b, std::int64_t h, std::int64_t n,
+                  std::vector<S>& sums) const {
+    if (start.defined()) {
+      const BlockRows<const T> from(start, b, h, n, D);
+      for (std::int64_t token = 0; token < block; ++token) {
+        const T* row = from.read(token);
+        S* sum = &sums[static_cast<std::size_t>(token * D)];
         for (std::int64_t d = 0; d < D; ++d) sum[d] = to_sum(row[d]);
-      } else {
-        std::fill_n(sum, D, S{0});
       }
-      for (std::size_t i = 0; i < sources.size(); ++i) {
-        const T* row = sources[i].read(token);
-        const S weight = pairs[i].weight;
-        for (std::int64_t d = 0; d < D; ++d) sum[d] += weight * to_sum(row[d]);
+    } else {
+      std::fill(sums.begin(), sums.end(), S{0});
+    }
+    for (const Pair& pair : pairs) {
+      const BlockRows<const T> from(x, b, h, pair.block, D);
+      for (std::int64_t token = 0; token < block; ++token) {
+        const T* row = from.read(token);
+        S* sum = &sums[static_cast<std::size_t>(token * D)];
+        for (std::int64_t d = 0; d < D; ++d) sum[d] += pair.weight * to_sum(row[d]);
       }
+    }
+    const BlockRows<T> to(y, b, h, n, D);
+    for (std::int64_t token = 0; token < block; ++token) {
+      const S* sum = &sums[static_cast<std::size_t>(token * D)];
       T* row = to.at(token);
       for (std::int64_t d = 0; d < D; ++d) row[d] = from_sum<T>(sum[d]);
     }
   }
 
-  // Calls work(b, h, n) for each block of each head.
+  // Calls work(b, h, n, sums) for n below `count` in each head. The heads of a token are adjacent
+  // in memory, so they follow each other.
   template <typename Work>
-  void for_each_block(const Work& work) const {
+  void for_each_block(std::int64_t count, const Work& work) const {
     const std::int64_t grain = 100'000 / std::max<std::int64_t>(block * D, 1) + 1;
-    at::parallel_for(0, B * H * N, grain, [&](std::int64_t begin, std::int64_t end) {
-      for (std::int64_t i = begin; i < end; ++i) work(i / N / H, i / N % H, i % N);
+    at::parallel_for(0, B * H * count, grain, [&](std::int64_t begin, std::int64_t end) {
+      std::vector<S> sums(static_cast<std::size_t>(block * D));
+      for (std::int64_t i = begin; i < end; ++i) work(i / H / count, i % H, i / H % count, sums);
     });
   }
 
   void forward(const variable_list& x, const variable_list& y) const {
-    for_each_block([&](std::int64_t b, std::int64_t h, std::int64_t u) {
+    for_each_block(U, [&](std::int64_t b, std::int64_t h, std::int64_t u, std::vector<S>& sums) {
       const std::vector<Pair> pairs = sources_of(b, h, u);
-      for (std::size_t i = 0; i < x.size(); ++i) add_blocks(pairs, x[i], {}, y[i], b, h, u);
+      for (std::size_t i = 0; i < x.size(); ++i) add_blocks(pairs, x[i], {}, y[i], b, h, u, sums);
     });
   }
 
   // The destinations of each source of a head, in ascending order.
   std::vector<std::vector<Pair>> destinations(std::int64_t b, std::int64_t h) const {
     std::vector<std::vector<Pair>> result(static_cast<std::size_t>(N));
-    for (std::int64_t u = 0; u < N; ++u) {
+    for (std::int64_t u = 0; u < U; ++u) {
       for (const Pair& source : sources_of(b, h, u)) {
         result[static_cast<std::size_t>(source.block)].push_back({u, source.weight});
       }
@@ -140,29 +147,31 @@ struct ListedMix {
   }
 
   void backward(const variable_list& x, const variable_list& d_y, const variable_list& others,
-                const variable_list& d_x, const at::Tensor& d_w_BHNm) const {
+                const variable_list& d_x, const at::Tensor& d_w_BHUm) const {
     std::vector<std::vector<std::vector<Pair>>> of_heads(static_cast<std::size_t>(B * H));
     at::parallel_for(0, B * H, 1, [&](std::int64_t begin, std::int64_t end) {
       for (std::int64_t head = begin; head < end; ++head) {
         of_heads[static_cast<std::size_t>(head)] = destinations(head / H, head % H);
       }
     });
-    for_each_block([&](std::int64_t b, std::int64_t h, std::int64_t n) {
+    for_each_block(N, [&](std::int64_t b, std::int64_t h, std::int64_t n, std::vector<S>& sums) {
       const std::vector<Pair>& pairs =
           of_heads[static_cast<std::size_t>(b * H + h)][static_cast<std::size_t>(n)];
       for (std::size_t i = 0; i < x.size(); ++i) {
-        add_blocks(pairs, d_y[i], others[i], d_x[i], b, h, n);
+        add_blocks(pairs, d_y[i], others[i], d_x[i], b, h, n, sums);
       }
-      add_weight_gradients(x, d_y, b, h, n, d_w_BHNm);
+    });
+    for_each_block(U, [&](std::int64_t b, std::int64_t h, std::int64_t u, std::vector<S>&) {
+      add_weight_gradients(x, d_y, b, h, u, d_w_BHUm);
     });
   }
 
   void add_weight_gradients(const variable_list& x, const variable_list& d_y, std::int64_t b,
-                            std::int64_t h, std::int64_t u, const at::Tensor& d_w_BHNm) const {
+                            std::int64_t h, std::int64_t u, const at::Tensor& d_w_BHUm) const {
     for (std::int64_t i = 0; i < m; ++i) {
       const std::int64_t at = place(b, h, u) + i;
-      if (to_sum(static_cast<const T*>(weights_BHNm.const_data_ptr())[at]) == 0) continue;
-      const std::int64_t source = sources_BHNm.const_data_ptr<std::int64_t>()[at];
+      if (to_sum(static_cast<const T*>(weights_BHUm.const_data_ptr())[at]) == 0) continue;
+      const std::int64_t source = sources_BHUm.const_data_ptr<std::int64_t>()[at];
       S sum = 0;
       for (std::size_t t = 0; t < x.size(); ++t) {
         const BlockRows<const T> of_x(x[t], b, h, source, D), of_y(d_y[t], b, h, u, D);
@@ -170,20 +179,24 @@ struct ListedMix {
           sum += dot_product(of_x.read(token), of_y.read(token), D);
         }
       }
-      static_cast<T*>(d_w_BHNm.mutable_data_ptr())[at] = from_sum<T>(sum);
+      static_cast<T*>(d_w_BHUm.mutable_data_ptr())[at] = from_sum<T>(sum);
     }
   }
 };
 
 struct MixListedBlocks : torch::autograd::Function<MixListedBlocks> {
   // Returns each y, then each x for its other consumers.
-  static variable_list forward(AutogradContext* context, const at::Tensor& weights_BHNm,
-                               at::TensorList x_BHNbD, const at::Tensor& sources_BHNm) {
-    variable_list x = each_of(x_BHNbD, with_contiguous_rows), y = each_of(x, new_blocks_like);
+  static variable_list forward(AutogradContext* context, const at::Tensor& weights_BHUm,
+                               at::TensorList x_BHNbD, const at::Tensor& sources_BHUm) {
+    const std::int64_t U = weights_BHUm.size(2);
+    variable_list x = each_of(x_BHNbD, with_contiguous_rows),
+                  y = each_of(x, [&](const at::Tensor&each) {
+                    return new_blocks_like(each.narrow(2, 0, U));
+                  });
     dispatch_tile_type(x[0].scalar_type(), [&]<typename T>(T) {
-      ListedMix<T>(weights_BHNm, sources_BHNm, x[0]).forward(x, y);
+      ListedMix<T>(weights_BHUm, sources_BHUm, x[0]).forward(x, y);
     });
-    x.insert(x.end(), {weights_BHNm, sources_BHNm});
+    x.insert(x.end(), {weights_BHUm, sources_BHUm});
     return mix_outputs(context, std::move(x), std::move(y), x_BHNbD);
   }
 
@@ -205,21 +218,21 @@ struct MixListedBlocks : torch::autograd::Function<MixListedBlocks> {
 
 }  // namespace
 
-bool prefers_listed_mix(const at::Tensor& x_BHNbD, std::int64_t num_sources) {
+bool prefers_listed_mix(const at::Tensor& x_BHNbD, std::int64_t num_pairs) {
   constexpr std::int64_t kFewer = 8;  // a matrix product is this much faster than a list's
   return kernel_device(x_BHNbD) == KernelDevice::kCpu && has_tile_type(x_BHNbD.scalar_type()) &&
-         x_BHNbD.size(4) <= kMaxTileHeadDim && kFewer * num_sources <= x_BHNbD.size(2);
+         x_BHNbD.size(4) <= kMaxTileHeadDim && kFewer * num_pairs <= x_BHNbD.size(2);
 }
 
-BlockMixes mix_listed_blocks(const at::Tensor& weights_BHNm, const at::Tensor& sources_BHNm,
+BlockMixes mix_listed_blocks(const at::Tensor& weights_BHUm, const at::Tensor& sources_BHUm,
                              const std::vector<at::Tensor>& x_BHNbD) {
   const at::Tensor& first = x_BHNbD.at(0);
-  std::vector<std::int64_t> sizes = weights_BHNm.sizes().vec();
+  std::vector<std::int64_t> sizes = weights_BHUm.sizes().vec();
   sizes[0] = first.size(0);
   sizes[1] = first.size(1);
   return mixes_of(
-      MixListedBlocks::apply(weights_BHNm.to(first.scalar_type()).expand(sizes).contiguous(),
-                             at::TensorList(x_BHNbD), sources_BHNm.expand(sizes).contiguous()));
+      MixListedBlocks::apply(weights_BHUm.to(first.scalar_type()).expand(sizes).contiguous(),
+                             at::TensorList(x_BHNbD), sources_BHUm.expand(sizes).contiguous()));
 }
 
 }  // namespace birkhoff

@@ -91,6 +91,19 @@ BlockMixes mix(const SortedBlocks& sorted, const std::vector<at::Tensor>& x_BHNb
                           limit, sorted.rounded);
 }
 
+// The first n mixes. Few of them are sums of rows that are read where they lie: a matrix product
+// would copy all keys and values first.
+BlockMixes mix_first(const at::Tensor& weights_BHnN, const std::vector<at::Tensor>& x_BHNbD,
+                     Path limit) {
+  if (limit == Path::kFused && prefers_listed_mix(x_BHNbD.front(), weights_BHnN.size(2))) {
+    const at::Tensor sources_N = at::arange(weights_BHnN.size(3));
+    return mix_listed_blocks(weights_BHnN, sources_N.expand_as(weights_BHnN), x_BHNbD);
+  }
+  BlockMixes mixes{.y_BHNbD = {}, .x_BHNbD = x_BHNbD};
+  for (const at::Tensor& x : x_BHNbD) mixes.y_BHNbD.push_back(mix_blocks(weights_BHnN, x));
+  return mixes;
+}
+
 // Whether block attention reads each block's only source where it lies, so that nothing is mixed.
 bool reads_sources(const SortedBlocks& in, const at::Tensor& k_BHNbD, Path limit) {
   return in.sources_BHNm.defined() && in.sources_BHNm.size(3) == 1 && limit == Path::kFused &&
@@ -207,8 +220,10 @@ BlockAttention shared_blocks_attention(const Blocks& blocks, const SharedBlocks&
   const KeysInBlocks keys(blocks, k_BHSD, v_BHSD);
   const bool tied = keys.v_BHNbD.is_same(keys.k_BHNbD);
   const std::int64_t n = in.weights_BHnN.size(2), b = blocks.block();
-  at::Tensor k_BHnbD = mix_blocks(in.weights_BHnN, keys.k_BHNbD),
-             v_BHnbD = tied ? k_BHnbD : mix_blocks(in.weights_BHnN, keys.v_BHNbD);
+  std::vector<at::Tensor> keys_BHNbD{keys.k_BHNbD};
+  if (!tied) keys_BHNbD.push_back(keys.v_BHNbD);
+  const BlockMixes mixes = mix_first(in.weights_BHnN, keys_BHNbD, limit);
+  at::Tensor k_BHnbD = mixes.y_BHNbD.front(), v_BHnbD = mixes.y_BHNbD.back();
   at::Tensor visible_BHnb, bias_BHnb;
   if (blocks.valid_BNb().defined()) {
     const ExistingShare share(blocks, in.weights_BHnN, limit);
@@ -253,8 +268,8 @@ BlockAttention shared_blocks_attention(const Blocks& blocks, const SharedBlocks&
     shared.mask_BHNbb = {mask};
   }
   if (in.own) {
-    attention.keys.push_back({.k_BHNbD = keys.k_BHNbD,
-                              .v_BHNbD = keys.v_BHNbD,
+    attention.keys.push_back({.k_BHNbD = mixes.x_BHNbD.front(),
+                              .v_BHNbD = mixes.x_BHNbD.back(),
                               .mask_BHNbb = {blocks.mask(0)},
                               .bias_BHNbb = {},
                               .in_place = true});

@@ -413,17 +413,18 @@ TEST_F(TrainProcessTest, ResumesOnAnyNumberOfRanks) {
   }
 }
 
-// With virtual shards the centroids of routing attention have the same bits on any number of ranks,
-// also with dropout, when clusters die and get new centroids, and when the run continues with more
-// ranks.
-TEST_F(TrainProcessTest, CentroidsDoNotDependOnTheNumberOfRanks) {
+// With virtual shards the centroids of routing attention and the exponents of entmax have the same
+// bits on any number of ranks, also with dropout, when clusters die and get new centroids, and when
+// the run continues with more ranks.
+TEST_F(TrainProcessTest, CentroidsAndExponentsDoNotDependOnTheNumberOfRanks) {
   const std::string routing = "model.attention.0.group.0.mechanism.routing.";
   const auto train_on = [&](const std::string& name, int ranks, int steps) {
     std::vector<std::string> arguments{"--ranks", std::to_string(ranks)};
     for (const std::string& setting :
          {"train.steps=" + std::to_string(steps), std::string("train.invariant.shards=4"),
-          routing + "clusters=12", routing + "window=4", routing + "decay=0.5",
-          routing + "reseed_after=1", routing + "dropout=0.2"}) {
+          std::string("model.attention.0={group{heads:1 mechanism{routing{clusters:12 window:4 "
+                      "decay:0.5 reseed_after:1 dropout:0.2}}} group{heads:1 mechanism{dense{"
+                      "normalizer:entmax dropout:0.2}}}}")}) {
       arguments.insert(arguments.end(), {"--set", setting});
     }
     const Finished finished = run_child(train(name, arguments));
@@ -438,6 +439,8 @@ TEST_F(TrainProcessTest, CentroidsDoNotDependOnTheNumberOfRanks) {
   EXPECT_EQ(train_on("routing_resized", 2, 12).losses, one.losses);
   const auto tensors = final_tensors(run("routing_1"));
   EXPECT_TRUE(tensors.contains("blocks.0.attention.groups.0.centroids"));
+  EXPECT_NE(tensors.at("blocks.0.attention.groups.1.exponent"), std::string(sizeof(float), '\0'))
+      << "the exponent starts at 0 and learns";
   for (const char* other : {"routing_2", "routing_4", "routing_resized"}) {
     EXPECT_EQ(final_tensors(run(other)), tensors) << other;
   }
@@ -457,7 +460,7 @@ TEST_F(TrainProcessTest, CentroidsDoNotDependOnTheNumberOfRanks) {
   const std::string& bytes = tensors.at("blocks.0.attention.groups.0.centroids");
   std::vector<float> values(bytes.size() / sizeof(float));
   std::memcpy(values.data(), bytes.data(), bytes.size());
-  constexpr std::size_t kHeads = 2, kClusters = 12;
+  constexpr std::size_t kHeads = 1, kClusters = 12;
   const std::size_t row = values.size() / (kHeads * kClusters);
   std::set<float> counts;
   for (std::size_t head = 0; head < kHeads; ++head) {

@@ -1,5 +1,5 @@
 // Block mixing of few sources, against the product with all weights in fp64. Legend: B batch, H
-// heads, N blocks, m sources of a block, b tokens of a block, D head dim.
+// heads, N blocks, U destinations, m sources of a destination, b tokens of a block, D head dim.
 #include "attention/kernels/block_mix/listed_mix.h"
 
 #include <ATen/ATen.h>
@@ -16,15 +16,15 @@ namespace birkhoff::test {
 namespace {
 
 struct ListedProblem {
-  at::Tensor weights_BHNm, sources_BHNm, k_BHNbD, v_BHNbD;
+  at::Tensor weights_BHUm, sources_BHUm, k_BHNbD, v_BHNbD;
 
-  ListedProblem(std::int64_t N, std::int64_t m, std::int64_t b, std::int64_t D, bool shared,
-                at::ScalarType dtype) {
+  ListedProblem(std::int64_t N, std::int64_t U, std::int64_t m, std::int64_t b, std::int64_t D,
+                bool shared, at::ScalarType dtype) {
     const auto leaf = [&](const at::Tensor& x) { return x.to(dtype).requires_grad_(true); };
     const std::int64_t B = shared ? 1 : 2, H = shared ? 1 : 3;
-    weights_BHNm = leaf(random_tensor({B, H, N, m}, at::kDouble, 1));
+    weights_BHUm = leaf(random_tensor({B, H, U, m}, at::kDouble, 1));
     // Different sources of a destination.
-    sources_BHNm = at::argsort(random_tensor({B, H, N, N}, at::kDouble, 2), std::int64_t{3}, false)
+    sources_BHUm = at::argsort(random_tensor({B, H, U, N}, at::kDouble, 2), std::int64_t{3}, false)
                        .narrow(3, 0, m);
     k_BHNbD = leaf(random_tensor({2, N, b, 3, D}, at::kDouble, 3).permute({0, 3, 1, 2, 4}));
     v_BHNbD = leaf(random_tensor({2, 3, N, b, D}, at::kDouble, 4));
@@ -32,21 +32,21 @@ struct ListedProblem {
 
   // The mixes and a use of x itself, and the gradients of all leaves.
   std::vector<at::Tensor> solve() const {
-    const BlockMixes mixes = mix_listed_blocks(weights_BHNm, sources_BHNm, {k_BHNbD, v_BHNbD});
+    const BlockMixes mixes = mix_listed_blocks(weights_BHUm, sources_BHUm, {k_BHNbD, v_BHNbD});
     return with_gradients({mixes.y_BHNbD[0], mixes.y_BHNbD[1], mixes.x_BHNbD[1] * 2});
   }
   std::vector<at::Tensor> solve_by_products() const {
-    const std::int64_t N = k_BHNbD.size(2);
-    const at::Tensor all_BHNN =
-        at::zeros({weights_BHNm.size(0), weights_BHNm.size(1), N, N}, weights_BHNm.options())
-            .scatter(3, sources_BHNm, weights_BHNm)
-            .expand({2, 3, N, N});
+    const std::int64_t U = weights_BHUm.size(2), N = k_BHNbD.size(2);
+    const at::Tensor all_BHUN =
+        at::zeros({weights_BHUm.size(0), weights_BHUm.size(1), U, N}, weights_BHUm.options())
+            .scatter(3, sources_BHUm, weights_BHUm)
+            .expand({2, 3, U, N});
     return with_gradients(
-        {mix_blocks(all_BHNN, k_BHNbD), mix_blocks(all_BHNN, v_BHNbD), v_BHNbD * 2});
+        {mix_blocks(all_BHUN, k_BHNbD), mix_blocks(all_BHUN, v_BHNbD), v_BHNbD * 2});
   }
   ListedProblem to(at::ScalarType dtype) const {
     ListedProblem other = *this;
-    for (at::Tensor* x : {&other.weights_BHNm, &other.k_BHNbD, &other.v_BHNbD}) {
+    for (at::Tensor* x : {&other.weights_BHUm, &other.k_BHNbD, &other.v_BHNbD}) {
       *x = x->detach().to(dtype).requires_grad_(true);
     }
     return other;
@@ -62,18 +62,23 @@ struct ListedProblem {
                       .sum();
       all.push_back(results[i].detach());
     }
-    for (const at::Tensor& d : gradients(sum, {weights_BHNm, k_BHNbD, v_BHNbD})) all.push_back(d);
+    for (const at::Tensor& d : gradients(sum, {weights_BHUm, k_BHNbD, v_BHNbD})) all.push_back(d);
     return all;
   }
 };
 
 TEST(ListedMix, IsTheProductWithAllWeights) {
-  for (const auto& [N, m, b, D] :
-       {std::tuple(1, 1, 2, 3), {8, 1, 4, 16}, {9, 3, 2, 33}, {40, 2, 16, 64}, {17, 17, 1, 5}}) {
+  for (const auto& [N, U, m, b, D] : {std::tuple(1, 1, 1, 2, 3),
+                                      {8, 8, 1, 4, 16},
+                                      {9, 9, 3, 2, 33},
+                                      {40, 40, 2, 16, 64},
+                                      {17, 17, 17, 1, 5},
+                                      {24, 2, 24, 4, 16},
+                                      {9, 5, 3, 2, 8}}) {
     for (const bool shared : {false, true}) {
       for (const auto& [dtype, unit] :
            {std::pair(at::kDouble, 0x1p-52), {at::kFloat, 0x1p-23}, {at::kBFloat16, 0x1p-7}}) {
-        const ListedProblem problem(N, m, b, D, shared, dtype);
+        const ListedProblem problem(N, U, m, b, D, shared, dtype);
         const auto expected = problem.to(at::kDouble).solve_by_products(), made = problem.solve();
         // Sums of up to B H N b D products of unit numbers.
         const double tolerance =
@@ -89,11 +94,11 @@ TEST(ListedMix, IsTheProductWithAllWeights) {
 }
 
 TEST(ListedMix, WeightsOf0HideNaN) {
-  ListedProblem problem(8, 2, 4, 16, false, at::kFloat);
+  ListedProblem problem(8, 8, 2, 4, 16, false, at::kFloat);
   at::NoGradGuard no_grad;
-  problem.weights_BHNm.fill_(1).select(3, 1).fill_(0);
-  problem.sources_BHNm.select(3, 0).fill_(3);
-  problem.sources_BHNm.select(3, 1).fill_(5);
+  problem.weights_BHUm.fill_(1).select(3, 1).fill_(0);
+  problem.sources_BHUm.select(3, 0).fill_(3);
+  problem.sources_BHUm.select(3, 1).fill_(5);
   problem.k_BHNbD.select(2, 5).fill_(std::numeric_limits<float>::quiet_NaN());
   at::AutoGradMode with_gradients(true);
   const auto results = problem.solve();
@@ -104,7 +109,7 @@ TEST(ListedMix, WeightsOf0HideNaN) {
 TEST(ListedMix, SameBitsForAnyNumberOfThreads) {
   const int threads = at::get_num_threads();
   for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
-    const ListedProblem problem(64, 3, 32, 40, false, dtype);
+    const ListedProblem problem(64, 64, 3, 32, 40, false, dtype);
     at::set_num_threads(1);
     const auto one = problem.solve();
     at::set_num_threads(3);
