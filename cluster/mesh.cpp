@@ -12,16 +12,25 @@ namespace {
 
 // The group of the ranks that share `color`. An axis of size 1 needs no communicator; every rank of
 // the world takes the same branch.
-std::unique_ptr<ProcessGroup> make_axis(World& world, int axis_size, int color, at::Device device) {
+std::unique_ptr<ProcessGroup> make_axis(World& world, int axis_size, int color, at::Device device,
+                                        int node_ranks = 0) {
   if (axis_size == 1) return make_single_group(device);
-  std::unique_ptr<ProcessGroup> group = world.split(color, world.rank());
+  std::unique_ptr<ProcessGroup> group = world.split(color, world.rank(), node_ranks);
 #ifdef BIRKHOFF_CUDA
-  if (device.is_cuda()) return std::make_unique<NcclGroup>(*group, device);
+  if (device.is_cuda()) return std::make_unique<NcclGroup>(*group, device, node_ranks);
 #endif
   return group;
 }
 
 }  // namespace
+
+void check_nodes(const configs::Mesh& mesh, std::int64_t data_ranks) {
+  if (mesh.ranks_per_node() == 0 || data_ranks % mesh.ranks_per_node() == 0) return;
+  fail(ExitCode::kConfig,
+       "mesh.ranks_per_node: {} does not divide the {} data-parallel ranks; start a multiple of "
+       "it, or set it to 0",
+       mesh.ranks_per_node(), data_ranks);
+}
 
 Mesh::Mesh(World& world, const configs::Mesh& config, at::Device device) {
   const int tensor_size = config.tensor(), sequence_size = config.sequence();
@@ -39,12 +48,13 @@ Mesh::Mesh(World& world, const configs::Mesh& config, at::Device device) {
          "a different number of ranks or set mesh.data to 0 (all ranks that the other axes leave)",
          config.data(), sequence_size, tensor_size, world.size());
   }
+  check_nodes(config, data_size);
   const int tensor_index = world.rank() % tensor_size;
   const int sequence_index = world.rank() / tensor_size % sequence_size;
   const int data_index = world.rank() / (tensor_size * sequence_size);
   // The ranks of a group differ only in the index on its axis.
   data_ = make_axis(world, static_cast<int>(data_size), sequence_index * tensor_size + tensor_index,
-                    device);
+                    device, config.ranks_per_node());
   sequence_ = make_axis(world, sequence_size, data_index * tensor_size + tensor_index, device);
   tensor_ = make_axis(world, tensor_size, data_index * sequence_size + sequence_index, device);
 }

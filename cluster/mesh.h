@@ -13,12 +13,16 @@ class Mesh;
 
 namespace birkhoff {
 
+// Error(kConfig) if mesh.ranks_per_node does not divide the data-parallel ranks.
+void check_nodes(const configs::Mesh& mesh, std::int64_t data_ranks);
+
 class Mesh {
  public:
-  // If mesh.data is 0, the data axis takes the ranks that remain after the other axes.
-  // Error(kConfig) if a size is out of range or the product of the sizes is not the size of the
-  // world. `device` holds the tensors of all groups; if it is a GPU (this rank's own, and the
-  // current device), the groups use NCCL. Collective over the world.
+  // If mesh.data is 0, the data axis takes the ranks that remain after the other axes. The data
+  // group reduces in two levels with mesh.ranks_per_node (two_levels.h). Error(kConfig) if a size
+  // is out of range, the product of the sizes is not the size of the world, or ranks_per_node does
+  // not divide the data axis. `device` holds the tensors of all groups; if it is a GPU (this rank's
+  // own, and the current device), the groups use NCCL. Collective over the world.
   Mesh(World& world, const configs::Mesh& config, at::Device device);
   // The groups of this rank; size 1 where an axis is unused.
   ProcessGroup& data() { return *data_; }

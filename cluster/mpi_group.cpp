@@ -42,11 +42,13 @@ class PollPause {
 
 }  // namespace
 
-MpiGroup::MpiGroup(MPI_Comm parent) : queue_(std::make_unique<OperationQueue>()) {
+MpiGroup::MpiGroup(MPI_Comm parent, int node_ranks) : queue_(std::make_unique<OperationQueue>()) {
   mpi_check(MPI_Comm_dup(parent, &comm_), "MPI_Comm_dup");
   mpi_check(MPI_Comm_set_errhandler(comm_, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
-  mpi_check(MPI_Comm_rank(comm_, &rank_), "MPI_Comm_rank");
-  mpi_check(MPI_Comm_size(comm_, &size_), "MPI_Comm_size");
+  mpi_check(MPI_Comm_rank(comm_, &ranks_.rank), "MPI_Comm_rank");
+  mpi_check(MPI_Comm_size(comm_, &ranks_.size), "MPI_Comm_size");
+  ranks_.node_ranks = node_ranks > 0 ? node_ranks : 1;
+  require(ranks_.size % ranks_.node_ranks == 0, "MpiGroup: node_ranks must divide the ranks");
 }
 
 MpiGroup::~MpiGroup() {
@@ -55,31 +57,60 @@ MpiGroup::~MpiGroup() {
   if (requests_.empty()) {
     MPI_Comm_free(&comm_);
   } else {
-    (void)scratch_.release();  // MPI may still write into it
+    new std::vector<Buffer>(std::move(buffers_));  // never freed: MPI may still write into them
   }
 }
 
 // ---- Operations
 
+class MpiGroup::MpiTransfers : public Transfers {
+ public:
+  explicit MpiTransfers(MpiGroup& group) : group_(group) {}
+  void add(int peer, const Piece& send, const Piece& receive) override {
+    group_.start_transfers(peer, send, receive);
+  }
+  void run() override { group_.wait_for_requests(); }
+  std::byte* memory(std::size_t num_bytes) override { return group_.scratch(num_bytes); }
+  void reduce_rows(const std::byte* rows, int num_rows, ReduceOp op, at::ScalarType dtype,
+                   const Piece& output) override {
+    std::vector<const void*> inputs;
+    for (int i = 0; i < num_rows; ++i) {
+      inputs.push_back(rows + static_cast<std::size_t>(i) * output.num_bytes);
+    }
+    reduce_in_order(op, dtype, inputs, output.data,
+                    static_cast<std::int64_t>(output.num_bytes / c10::elementSize(dtype)));
+  }
+
+ private:
+  MpiGroup& group_;
+};
+
 template <typename Operation>
 std::unique_ptr<Work> MpiGroup::submit(Operation operation) {
-  return queue_->submit([this, tag = operation_tag(), operation = std::move(operation)] {
+  auto run = [this, tag = operation_tag(), operation = std::move(operation)] {
     tag_ = tag;
+    num_buffers_ = 0;
     operation();
-  });
+  };
+  return caller_waits() ? queue_->submit_to_caller(std::move(run)) : queue_->submit(std::move(run));
 }
 
 std::unique_ptr<Work> MpiGroup::do_all_reduce(at::Tensor tensor, ReduceOp op) {
   return submit([this, tensor = std::move(tensor), op] {
-    if (size_ == 1) return;
-    const auto ranks = static_cast<std::size_t>(size_);
-    if (tensor.nbytes() * ranks <= kSmallBytes) {
+    if (size() == 1) return;
+    const auto ranks = static_cast<std::size_t>(size());
+    const bool small = tensor.nbytes() * ranks <= kSmallBytes;
+    if (ranks_.two_levels()) {
+      MpiTransfers transfers(*this);
+      return all_reduce_in_levels(transfers, ranks_, tensor, op, small);
+    }
+    if (small) {
       const std::vector<Piece> whole(ranks, {bytes_of(tensor), tensor.nbytes()});
       return reduce_pieces(whole, op, tensor.scalar_type(), bytes_of(tensor));
     }
     // Each rank owns and reduces one slice.
-    const std::vector<Piece> slices = slices_of(tensor, size_);
-    const Piece& mine = slices[static_cast<std::size_t>(rank_)];
+    const std::vector<Piece> slices = slices_of(tensor, size());
+    const Piece& mine = slices[static_cast<std::size_t>(rank())];
     reduce_pieces(slices, op, tensor.scalar_type(), mine.data);
     exchange(std::vector(ranks, mine), slices);
   });
@@ -88,14 +119,22 @@ std::unique_ptr<Work> MpiGroup::do_all_reduce(at::Tensor tensor, ReduceOp op) {
 std::unique_ptr<Work> MpiGroup::do_reduce_scatter(at::Tensor output, at::Tensor input,
                                                   ReduceOp op) {
   return submit([this, output = std::move(output), input = std::move(input), op] {
-    reduce_pieces(slices_of(input, size_), op, input.scalar_type(), bytes_of(output));
+    if (ranks_.two_levels()) {
+      MpiTransfers transfers(*this);
+      return reduce_scatter_in_levels(transfers, ranks_, output, input, op);
+    }
+    reduce_pieces(slices_of(input, size()), op, input.scalar_type(), bytes_of(output));
   });
 }
 
 std::unique_ptr<Work> MpiGroup::do_all_gather(at::Tensor output, at::Tensor input) {
   return submit([this, output = std::move(output), input = std::move(input)] {
+    if (ranks_.two_levels()) {
+      MpiTransfers transfers(*this);
+      return all_gather_in_levels(transfers, ranks_, output, input);
+    }
     const Piece mine{bytes_of(input), input.nbytes()};
-    exchange(std::vector(static_cast<std::size_t>(size_), mine), slices_of(output, size_));
+    exchange(std::vector(static_cast<std::size_t>(size()), mine), slices_of(output, size()));
   });
 }
 
@@ -134,33 +173,39 @@ std::unique_ptr<Work> MpiGroup::do_barrier() {
 // ---- Transfers
 
 void MpiGroup::exchange(const std::vector<Piece>& sends, const std::vector<Piece>& receives) {
-  for (int peer = 0; peer < size_; ++peer) {
-    const Piece &out = sends[static_cast<std::size_t>(peer)],
-                &in = receives[static_cast<std::size_t>(peer)];
-    if (peer == rank_) {
-      if (in.data != out.data && in.num_bytes > 0) std::memcpy(in.data, out.data, in.num_bytes);
-      continue;
-    }
-    // MPI keeps messages with the same tag between two ranks in order. The tag identifies their
-    // operation.
-    transfer(in, "MPI_Irecv", [&](std::byte* data, int count, MPI_Request* request) {
-      return MPI_Irecv(data, count, MPI_BYTE, peer, tag_, comm_, request);
-    });
-    transfer(out, "MPI_Isend", [&](std::byte* data, int count, MPI_Request* request) {
-      return MPI_Isend(data, count, MPI_BYTE, peer, tag_, comm_, request);
-    });
+  for (int peer = 0; peer < size(); ++peer) {
+    start_transfers(peer, sends[static_cast<std::size_t>(peer)],
+                    receives[static_cast<std::size_t>(peer)]);
   }
   wait_for_requests();
 }
 
+void MpiGroup::start_transfers(int peer, const Piece& out, const Piece& in) {
+  if (peer == rank()) {
+    if (in.data != out.data && in.num_bytes > 0) std::memcpy(in.data, out.data, in.num_bytes);
+    return;
+  }
+  if (peer / ranks_.node_ranks != ranks_.node()) {
+    bytes_between_nodes_ += static_cast<std::int64_t>(out.num_bytes);
+  }
+  // MPI keeps messages with the same tag between two ranks in order. The tag identifies their
+  // operation.
+  transfer(in, "MPI_Irecv", [&](std::byte* data, int count, MPI_Request* request) {
+    return MPI_Irecv(data, count, MPI_BYTE, peer, tag_, comm_, request);
+  });
+  transfer(out, "MPI_Isend", [&](std::byte* data, int count, MPI_Request* request) {
+    return MPI_Isend(data, count, MPI_BYTE, peer, tag_, comm_, request);
+  });
+}
+
 void MpiGroup::reduce_pieces(const std::vector<Piece>& sends, ReduceOp op, at::ScalarType dtype,
                              std::byte* output) {
-  const Piece& mine = sends[static_cast<std::size_t>(rank_)];
+  const Piece& mine = sends[static_cast<std::size_t>(rank())];
   std::byte* received = scratch(mine.num_bytes * sends.size());
   std::vector<Piece> receives;
   std::vector<const void*> inputs;
   for (std::size_t p = 0; p < sends.size(); ++p) {
-    const bool is_mine = static_cast<int>(p) == rank_;
+    const bool is_mine = static_cast<int>(p) == rank();
     receives.push_back(is_mine ? mine : Piece{received + p * mine.num_bytes, mine.num_bytes});
     inputs.push_back(receives.back().data);
   }
@@ -200,11 +245,12 @@ void MpiGroup::wait_for_requests() {
 }
 
 std::byte* MpiGroup::scratch(std::size_t num_bytes) {
-  if (num_bytes > scratch_bytes_) {
-    scratch_ = std::make_unique_for_overwrite<std::byte[]>(num_bytes);
-    scratch_bytes_ = num_bytes;
+  if (num_buffers_ == buffers_.size()) buffers_.emplace_back();
+  Buffer& buffer = buffers_[num_buffers_++];
+  if (num_bytes > buffer.num_bytes) {
+    buffer = {std::make_unique_for_overwrite<std::byte[]>(num_bytes), num_bytes};
   }
-  return scratch_.get();
+  return buffer.data.get();
 }
 
 void mpi_check(int status, const char* call, std::source_location where) {

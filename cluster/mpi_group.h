@@ -1,7 +1,7 @@
 // A ProcessGroup over MPI for tensors in host memory. Each group has its own communicator and
 // communication thread: operations run in the order they were started, concurrently with the
-// computation. The thread sleeps while it waits for other ranks, so a machine can run as many ranks
-// as it has cores.
+// computation, or on the caller's thread if it waits at once. Threads sleep while they wait for
+// other ranks, so a machine can run as many ranks as it has cores.
 #pragma once
 
 #include <mpi.h>
@@ -15,6 +15,7 @@
 #include "cluster/base/collectives/process_group.h"
 #include "cluster/operation_queue.h"
 #include "cluster/pieces.h"
+#include "cluster/two_levels.h"
 
 namespace birkhoff {
 
@@ -26,14 +27,18 @@ void mpi_check(int status, const char* call,
 class MpiGroup : public ProcessGroup {
  public:
   // Duplicates `parent`. Collective over it. MPI must have been started with MPI_THREAD_MULTIPLE
-  // and must outlive the group.
-  explicit MpiGroup(MPI_Comm parent);
+  // and must outlive the group. With node_ranks, a divisor of its size, all_reduce, reduce_scatter
+  // and all_gather have two levels (two_levels.h); 0: one.
+  explicit MpiGroup(MPI_Comm parent, int node_ranks = 0);
   // Not collective: does not wait for other ranks. Abandons operations that are still running (an
   // exception is in flight); MPI cannot be finalized properly after that.
   ~MpiGroup() override;
 
-  int rank() const override { return rank_; }
-  int size() const override { return size_; }
+  int rank() const override { return ranks_.rank; }
+  int size() const override { return ranks_.size; }
+  // The payload that this rank has sent to ranks of other nodes, all operations together; without
+  // node_ranks, to all other ranks. Collectives of MPI itself (broadcast, barrier) are not counted.
+  std::int64_t bytes_between_nodes() const { return bytes_between_nodes_; }
 
  protected:
   std::unique_ptr<Work> do_all_reduce(at::Tensor tensor, ReduceOp op) override;
@@ -47,10 +52,12 @@ class MpiGroup : public ProcessGroup {
   std::unique_ptr<Work> do_barrier() override;
 
  private:
-  // Hands the operation to the communication thread.
+  class MpiTransfers;
+
+  // Hands the operation to the communication thread, or to the caller's wait().
   template <typename Operation>
   std::unique_ptr<Work> submit(Operation operation);
-  // Everything below runs on the communication thread.
+  // The running operation calls everything below.
 
   // Sends piece p of `sends` to rank p and receives piece p of `receives` from it. This rank's own
   // piece is copied, unless both are the same memory.
@@ -59,22 +66,29 @@ class MpiGroup : public ProcessGroup {
   // ranks send to this one.
   void reduce_pieces(const std::vector<Piece>& sends, ReduceOp op, at::ScalarType dtype,
                      std::byte* output);
+  // Starts the transfers of two pieces: `out` to a peer, `in` from it. This rank's own is copied.
+  void start_transfers(int peer, const Piece& out, const Piece& in);
   // Starts the transfer of a piece: start(data, count, request) of each part that one message
   // holds. `call` is the name of the MPI function.
   template <typename Start>
   void transfer(const Piece& piece, const char* call, Start start);
   // Returns when all requests_ are complete.
   void wait_for_requests();
-  // A buffer of num_bytes; the next operation reuses it.
+  // A buffer of num_bytes, until the end of the operation.
   std::byte* scratch(std::size_t num_bytes);
 
+  struct Buffer {
+    std::unique_ptr<std::byte[]> data;
+    std::size_t num_bytes = 0;
+  };
+
   MPI_Comm comm_ = MPI_COMM_NULL;
-  int rank_ = 0;
-  int size_ = 1;
+  NodeRanks ranks_{.rank = 0, .size = 1, .node_ranks = 1};
   int tag_ = 0;  // of the running operation
   std::vector<MPI_Request> requests_;
-  std::unique_ptr<std::byte[]> scratch_;
-  std::size_t scratch_bytes_ = 0;
+  std::vector<Buffer> buffers_;  // the operations share them
+  std::size_t num_buffers_ = 0;  // of the running operation
+  std::atomic<std::int64_t> bytes_between_nodes_ = 0;
   std::atomic<bool> abandoned_ = false;
   std::unique_ptr<OperationQueue> queue_;
 };

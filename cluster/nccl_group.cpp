@@ -95,14 +95,16 @@ class NcclGroup::HostWork : public Work {
 
 // ---- Life
 
-NcclGroup::NcclGroup(ProcessGroup& control, at::Device device)
+NcclGroup::NcclGroup(ProcessGroup& control, at::Device device, int node_ranks)
     : device_(current(device)),
-      rank_(control.rank()),
-      size_(control.size()),
+      ranks_{.rank = control.rank(),
+             .size = control.size(),
+             .node_ranks = node_ranks > 0 ? node_ranks : 1},
       stream_(CudaStream::Priority::kHigh),
       exceptions_at_start_(std::uncaught_exceptions()) {
+  require(size() % ranks_.node_ranks == 0, "NcclGroup: node_ranks must divide the ranks");
   ncclUniqueId id{};
-  if (rank_ == 0) {
+  if (rank() == 0) {
     const ncclResult_t result = ncclGetUniqueId(&id);
     if (result != ncclSuccess) {
       fail(ExitCode::kPeer, "ncclGetUniqueId failed: {}: {}", ncclGetErrorString(result),
@@ -117,7 +119,7 @@ NcclGroup::NcclGroup(ProcessGroup& control, at::Device device)
   config.blocking = 0;  // otherwise a call that waits for dead peers could not be aborted
   {
     const std::lock_guard lock(mutex_);
-    settle(ncclCommInitRankConfig(&comm_, size_, id, rank_, &config), "ncclCommInitRankConfig",
+    settle(ncclCommInitRankConfig(&comm_, size(), id, rank(), &config), "ncclCommInitRankConfig",
            kConnectSeconds);
   }
   watcher_ = std::thread([this] { watch(); });
@@ -171,7 +173,7 @@ void NcclGroup::throw_if_failed() const {
   fail(ExitCode::kPeer,
        "the NCCL communicator of rank {} was aborted ({}): a rank, a GPU or the network is lost; "
        "see the logs of the other ranks, and set NCCL_DEBUG=WARN",
-       rank_, failure_);
+       rank(), failure_);
 }
 
 void NcclGroup::settle(ncclResult_t result, const char* call, double seconds) {
@@ -208,21 +210,13 @@ void NcclGroup::wait_on_host(const CudaEvent& event) {
 
 // ---- Transfers
 
-void NcclGroup::exchange(const std::vector<Piece>& sends, const std::vector<Piece>& receives) {
-  const auto self = static_cast<std::size_t>(rank_);
-  if (sends[self].data != receives[self].data && sends[self].num_bytes > 0) {
-    cuda_check(cudaMemcpyAsync(receives[self].data, sends[self].data, sends[self].num_bytes,
-                               cudaMemcpyDeviceToDevice, stream_.get()),
-               "cudaMemcpyAsync");
-  }
+void NcclGroup::run_transfers(const std::vector<Transfer>& transfers) {
   ncclResult_t result = ncclGroupStart();
   const auto add = [&](ncclResult_t added) {
     if (result == ncclSuccess && added != ncclInProgress) result = added;
   };
-  for (int peer = 0; peer < size_; ++peer) {
-    const Piece& send = sends[static_cast<std::size_t>(peer)];
-    const Piece& receive = receives[static_cast<std::size_t>(peer)];
-    if (peer == rank_) continue;
+  for (const auto& [peer, send, receive] : transfers) {
+    if (peer == rank()) continue;
     if (send.num_bytes > 0) {
       add(ncclSend(send.data, send.num_bytes, ncclInt8, peer, comm_, stream_.get()));
     }
@@ -232,6 +226,20 @@ void NcclGroup::exchange(const std::vector<Piece>& sends, const std::vector<Piec
   }
   const ncclResult_t ended = ncclGroupEnd();
   settle(result != ncclSuccess ? result : ended, "ncclSend and ncclRecv");
+  for (const auto& [peer, send, receive] : transfers) {
+    if (peer != rank() || send.data == receive.data || send.num_bytes == 0) continue;
+    cuda_check(cudaMemcpyAsync(receive.data, send.data, send.num_bytes, cudaMemcpyDeviceToDevice,
+                               stream_.get()),
+               "cudaMemcpyAsync");
+  }
+}
+
+void NcclGroup::exchange(const std::vector<Piece>& sends, const std::vector<Piece>& receives) {
+  std::vector<Transfer> transfers;
+  for (std::size_t p = 0; p < sends.size(); ++p) {
+    transfers.push_back({static_cast<int>(p), sends[p], receives[p]});
+  }
+  run_transfers(transfers);
 }
 
 void NcclGroup::gather(const std::byte* in, std::byte* out, std::size_t num_bytes) {
@@ -239,17 +247,55 @@ void NcclGroup::gather(const std::byte* in, std::byte* out, std::size_t num_byte
   settle(ncclAllGather(in, out, num_bytes, ncclInt8, comm_, stream_.get()), "ncclAllGather");
 }
 
-void NcclGroup::reduce_rows(const at::Tensor& rows, ReduceOp op, std::byte* output) {
+void NcclGroup::reduce_rows(const std::byte* rows, int num_rows, ReduceOp op, at::ScalarType dtype,
+                            const Piece& output) {
+  const auto count = static_cast<std::int64_t>(output.num_bytes / c10::elementSize(dtype));
+  if (count == 0) return;
   launch_reduce({.op = op,
-                 .dtype = kernel_dtype(rows),
-                 .inputs = bytes_of(rows),
-                 .output = output,
-                 .num_inputs = size_,
-                 .count = rows.numel() / size_},
+                 .dtype = kernel_dtype(dtype),
+                 .inputs = rows,
+                 .output = output.data,
+                 .num_inputs = num_rows,
+                 .count = count},
                 stream_.get());
 }
 
+// Inside submit().
+class NcclGroup::NcclTransfers : public Transfers {
+ public:
+  explicit NcclTransfers(NcclGroup& group) : group_(group) {}
+  void add(int peer, const Piece& send, const Piece& receive) override {
+    added_.push_back({peer, send, receive});
+  }
+  void run() override { group_.run_transfers(std::exchange(added_, {})); }
+  std::byte* memory(std::size_t num_bytes) override {
+    const auto bytes = at::TensorOptions(at::kByte).device(group_.device_);
+    return bytes_of(
+        buffers_.emplace_back(at::empty({static_cast<std::int64_t>(num_bytes)}, bytes)));
+  }
+  void reduce_rows(const std::byte* rows, int num_rows, ReduceOp op, at::ScalarType dtype,
+                   const Piece& output) override {
+    group_.reduce_rows(rows, num_rows, op, dtype, output);
+  }
+
+ private:
+  NcclGroup& group_;
+  std::vector<Transfer> added_;
+  std::vector<at::Tensor> buffers_;
+};
+
 // ---- Operations
+
+std::byte* NcclGroup::exchange_into_rows(NcclTransfers& transfers,
+                                         const std::vector<Piece>& sends) {
+  const std::size_t num_bytes = sends[static_cast<std::size_t>(rank())].num_bytes;
+  std::byte* rows = transfers.memory(num_bytes * sends.size());
+  for (std::size_t p = 0; p < sends.size(); ++p) {
+    transfers.add(static_cast<int>(p), sends[p], {rows + p * num_bytes, num_bytes});
+  }
+  transfers.run();
+  return rows;
+}
 
 template <typename Operation>
 CudaEvent NcclGroup::submit(Operation operation) {
@@ -277,21 +323,23 @@ std::unique_ptr<Work> NcclGroup::submit_for(std::vector<at::Tensor> tensors, Ope
 
 std::unique_ptr<Work> NcclGroup::do_all_reduce(at::Tensor tensor, ReduceOp op) {
   return submit_for({tensor}, [&] {
-    if (size_ == 1 || tensor.numel() == 0) return;
-    const auto ranks = static_cast<std::size_t>(size_);
-    if (tensor.nbytes() * ranks <= kSmallBytes) {
-      const at::Tensor rows = at::empty({size_, tensor.numel()}, tensor.options());
-      gather(bytes_of(tensor), bytes_of(rows), tensor.nbytes());
-      return reduce_rows(rows, op, bytes_of(tensor));
+    if (size() == 1 || tensor.numel() == 0) return;
+    const auto ranks = static_cast<std::size_t>(size());
+    const bool small = tensor.nbytes() * ranks <= kSmallBytes;
+    NcclTransfers transfers(*this);
+    if (ranks_.two_levels()) return all_reduce_in_levels(transfers, ranks_, tensor, op, small);
+    if (small) {
+      std::byte* rows = transfers.memory(tensor.nbytes() * ranks);
+      gather(bytes_of(tensor), rows, tensor.nbytes());
+      return reduce_rows(rows, size(), op, tensor.scalar_type(),
+                         {bytes_of(tensor), tensor.nbytes()});
     }
     // Each rank owns and reduces one slice.
-    const std::vector<Piece> slices = slices_of(tensor, size_);
-    const Piece& mine = slices[static_cast<std::size_t>(rank_)];
-    const auto count = static_cast<std::int64_t>(mine.num_bytes / tensor.itemsize());
-    const at::Tensor rows = at::empty({size_, count}, tensor.options());
-    exchange(slices, slices_of(rows, size_));
-    reduce_rows(rows, op, mine.data);
-    if (tensor.numel() % size_ == 0) {
+    const std::vector<Piece> slices = slices_of(tensor, size());
+    const Piece& mine = slices[static_cast<std::size_t>(rank())];
+    const std::byte* rows = exchange_into_rows(transfers, slices);
+    reduce_rows(rows, size(), op, tensor.scalar_type(), mine);
+    if (tensor.numel() % size() == 0) {
       gather(mine.data, bytes_of(tensor), mine.num_bytes);
     } else {
       exchange(std::vector(ranks, mine), slices);
@@ -303,15 +351,23 @@ std::unique_ptr<Work> NcclGroup::do_reduce_scatter(at::Tensor output, at::Tensor
                                                    ReduceOp op) {
   return submit_for({output, input}, [&] {
     if (output.numel() == 0) return;
-    const at::Tensor rows = at::empty({size_, output.numel()}, input.options());
-    exchange(slices_of(input, size_), slices_of(rows, size_));
-    reduce_rows(rows, op, bytes_of(output));
+    NcclTransfers transfers(*this);
+    if (ranks_.two_levels()) {
+      return reduce_scatter_in_levels(transfers, ranks_, output, input, op);
+    }
+    const std::byte* rows = exchange_into_rows(transfers, slices_of(input, size()));
+    reduce_rows(rows, size(), op, input.scalar_type(), {bytes_of(output), output.nbytes()});
   });
 }
 
 std::unique_ptr<Work> NcclGroup::do_all_gather(at::Tensor output, at::Tensor input) {
-  return submit_for({output, input},
-                    [&] { gather(bytes_of(input), bytes_of(output), input.nbytes()); });
+  return submit_for({output, input}, [&] {
+    if (!ranks_.two_levels() || input.numel() == 0) {
+      return gather(bytes_of(input), bytes_of(output), input.nbytes());
+    }
+    NcclTransfers transfers(*this);
+    all_gather_in_levels(transfers, ranks_, output, input);
+  });
 }
 
 std::unique_ptr<Work> NcclGroup::do_all_to_all(at::Tensor output,
@@ -334,8 +390,8 @@ std::unique_ptr<Work> NcclGroup::do_broadcast(at::Tensor tensor, int root) {
 
 std::unique_ptr<Work> NcclGroup::do_barrier() {
   CudaEvent done = submit([&] {
-    const at::Tensor signs = at::empty({size_ + 1}, at::TensorOptions(at::kByte).device(device_));
-    gather(bytes_of(signs) + size_, bytes_of(signs), 1);
+    const at::Tensor signs = at::empty({size() + 1}, at::TensorOptions(at::kByte).device(device_));
+    gather(bytes_of(signs) + size(), bytes_of(signs), 1);
   });
   return std::make_unique<HostWork>(*this, std::move(done));
 }

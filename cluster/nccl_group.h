@@ -21,6 +21,7 @@
 #include "cluster/base/collectives/process_group.h"
 #include "cluster/base/gpu/handles.h"
 #include "cluster/pieces.h"
+#include "cluster/two_levels.h"
 
 namespace birkhoff {
 
@@ -31,14 +32,16 @@ class NcclGroup : public ProcessGroup {
  public:
   // Connects the ranks of `control`, a group for host tensors: it broadcasts the communicator's id
   // and is not used afterwards. `device` is this rank's GPU and must be the current device
-  // (cuda_device()). Error(kPeer) if NCCL cannot connect the ranks. Collective over control.
-  NcclGroup(ProcessGroup& control, at::Device device);
+  // (cuda_device()). Error(kPeer) if NCCL cannot connect the ranks. With node_ranks, a divisor of
+  // its size, all_reduce, reduce_scatter and all_gather have two levels (two_levels.h); 0: one.
+  // Collective over control.
+  NcclGroup(ProcessGroup& control, at::Device device, int node_ranks = 0);
   // Waits for the other ranks to get here too, for at most 10 seconds. During exception unwinding
   // it does not wait and aborts running operations. CUDA must outlive the group.
   ~NcclGroup() override;
 
-  int rank() const override { return rank_; }
-  int size() const override { return size_; }
+  int rank() const override { return ranks_.rank; }
+  int size() const override { return ranks_.size; }
   at::Device device() const override { return device_; }
 
   // Aborts running operations, on this rank only: tensors of unfinished operations hold garbage,
@@ -64,6 +67,7 @@ class NcclGroup : public ProcessGroup {
  private:
   class StreamWork;
   class HostWork;
+  class NcclTransfers;
 
   // Queues the operation on stream_, after the work that is now queued on the caller's current
   // stream. stream_ is LibTorch's current stream while `operation` runs, so its allocations belong
@@ -80,20 +84,27 @@ class NcclGroup : public ProcessGroup {
   // Waits until the NCCL call that returned `result` has finished. Aborts and throws Error(kPeer)
   // if it fails or does not finish within `seconds` (0: no limit).
   void settle(ncclResult_t result, const char* call, double seconds = 0);
+  struct Transfer {
+    int peer;
+    Piece send, receive;  // to and from the peer
+  };
+  void run_transfers(const std::vector<Transfer>& transfers);
+  // Piece p of `sends` goes to rank p. Returns the pieces that come here, one row for each rank.
+  std::byte* exchange_into_rows(NcclTransfers& transfers, const std::vector<Piece>& sends);
   // Piece p of `sends` goes to rank p, piece p of `receives` comes from rank p.
   void exchange(const std::vector<Piece>& sends, const std::vector<Piece>& receives);
   // out [size * num_bytes] = all ranks' num_bytes at `in`, in rank order.
   void gather(const std::byte* in, std::byte* out, std::size_t num_bytes);
-  // output = op over the `size` rows of a tensor, in order.
-  void reduce_rows(const at::Tensor& rows, ReduceOp op, std::byte* output);
+  // output = op over `num_rows` adjacent rows, in order, which are as long as output.
+  void reduce_rows(const std::byte* rows, int num_rows, ReduceOp op, at::ScalarType dtype,
+                   const Piece& output);
 
   // Sleeps until `event` has passed. Error(kPeer) if the communicator fails meanwhile.
   void wait_on_host(const CudaEvent& event);
   void watch();
 
   const at::Device device_;
-  int rank_;
-  int size_;
+  NodeRanks ranks_;
   CudaStream stream_;
   mutable std::mutex mutex_;  // NCCL allows one thread at a time in a communicator
   ncclComm_t comm_ = nullptr;

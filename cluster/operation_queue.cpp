@@ -3,6 +3,7 @@
 #include <sys/prctl.h>
 
 #include <utility>
+#include <vector>
 
 namespace birkhoff {
 namespace {
@@ -16,7 +17,32 @@ class FutureWork : public Work {
   std::future<void> done_;
 };
 
+// For operations that failed: MPI may still write into the tensors that they hold.
+void keep_forever(std::function<void()> operation) {
+  static std::mutex mutex;
+  static auto* const kept = new std::vector<std::function<void()>>();
+  const std::lock_guard lock(mutex);
+  kept->push_back(std::move(operation));
+}
+
+// By default the kernel lengthens this thread's sleeps by 50 us, but operations poll every 20 us.
+void sleep_precisely() {
+  thread_local const int set = ::prctl(PR_SET_TIMERSLACK, 1000 /* ns */, 0, 0, 0);
+  (void)set;
+}
+
 }  // namespace
+
+class OperationQueue::CallerWork : public Work {
+ public:
+  CallerWork(OperationQueue& queue, std::function<void()> operation)
+      : queue_(queue), operation_(std::move(operation)) {}
+  void wait() override { queue_.run_on_caller(std::move(operation_)); }
+
+ private:
+  OperationQueue& queue_;
+  std::function<void()> operation_;
+};
 
 OperationQueue::~OperationQueue() {
   {
@@ -35,8 +61,12 @@ std::unique_ptr<Work> OperationQueue::submit(std::function<void()> operation) {
     items_.push_back(std::move(item));
     if (!thread_.joinable()) thread_ = std::thread([this] { run(); });
   }
-  changed_.notify_one();
+  changed_.notify_all();
   return work;
+}
+
+std::unique_ptr<Work> OperationQueue::submit_to_caller(std::function<void()> operation) {
+  return std::make_unique<CallerWork>(*this, std::move(operation));
 }
 
 bool OperationQueue::busy() const {
@@ -44,31 +74,53 @@ bool OperationQueue::busy() const {
   return executing_ || !items_.empty();
 }
 
+void OperationQueue::execute(std::function<void()>& operation) {
+  if (failure_ != nullptr) return;
+  try {
+    operation();
+  } catch (...) {
+    failure_ = std::current_exception();
+    keep_forever(std::move(operation));
+  }
+}
+
+void OperationQueue::finish() {
+  const std::lock_guard lock(mutex_);
+  executing_ = false;
+  // To wake a thread that has nothing to do would take longer than a small message.
+  if (!items_.empty() || stopping_ || num_callers_ > 0) changed_.notify_all();
+}
+
+void OperationQueue::run_on_caller(std::function<void()> operation) {
+  sleep_precisely();
+  {
+    std::unique_lock lock(mutex_);
+    ++num_callers_;
+    changed_.wait(lock, [&] { return !executing_ && items_.empty(); });
+    --num_callers_;
+    executing_ = true;
+  }
+  execute(operation);
+  const std::exception_ptr failure = failure_;
+  finish();
+  if (failure != nullptr) std::rethrow_exception(failure);
+}
+
 void OperationQueue::run() {
-  // By default the kernel lengthens this thread's sleeps by 50 us, but operations poll every 20 us.
-  ::prctl(PR_SET_TIMERSLACK, 1000 /* ns */, 0, 0, 0);
+  sleep_precisely();
   std::unique_lock lock(mutex_);
   for (;;) {
-    changed_.wait(lock, [&] { return stopping_ || !items_.empty(); });
+    changed_.wait(lock, [&] { return !executing_ && (stopping_ || !items_.empty()); });
     if (items_.empty()) return;
     Item item = std::move(items_.front());
     items_.pop_front();
     executing_ = true;
     lock.unlock();
-    if (failure_ == nullptr) {
-      try {
-        item.operation();
-      } catch (...) {
-        failure_ = std::current_exception();
-        // Never freed: MPI may still write into the tensors that the operation holds.
-        new std::function<void()>(std::move(item.operation));
-      }
-    }
+    execute(item.operation);
     item.operation = nullptr;  // releases the tensors before the waiter continues
-    lock.lock();
-    executing_ = false;
-    lock.unlock();
-    failure_ == nullptr ? item.done.set_value() : item.done.set_exception(failure_);
+    const std::exception_ptr failure = failure_;
+    finish();
+    failure == nullptr ? item.done.set_value() : item.done.set_exception(failure);
     lock.lock();
   }
 }

@@ -31,12 +31,20 @@ inline std::vector<Piece> pieces_of(const at::Tensor& tensor,
   return pieces;
 }
 
-// The whole tensor in nearly equal pieces, one for each of `num_ranks`.
+// All of a piece, or of a tensor, in nearly equal pieces of whole elements, one for each of
+// `num_ranks`.
+inline std::vector<Piece> slices_of(const Piece& whole, std::size_t element_bytes, int num_ranks) {
+  const auto ranks = static_cast<std::size_t>(num_ranks);
+  const std::size_t elements = whole.num_bytes / element_bytes;
+  std::vector<Piece> slices;
+  for (std::size_t p = 0; p < ranks; ++p) {
+    const std::size_t begin = elements * p / ranks, end = elements * (p + 1) / ranks;
+    slices.push_back({whole.data + begin * element_bytes, (end - begin) * element_bytes});
+  }
+  return slices;
+}
 inline std::vector<Piece> slices_of(const at::Tensor& tensor, int num_ranks) {
-  const auto first = [&](int p) { return tensor.numel() * p / num_ranks; };
-  std::vector<std::int64_t> counts;
-  for (int p = 0; p < num_ranks; ++p) counts.push_back(first(p + 1) - first(p));
-  return pieces_of(tensor, counts);
+  return slices_of({bytes_of(tensor), tensor.nbytes()}, tensor.itemsize(), num_ranks);
 }
 
 }  // namespace birkhoff

@@ -121,10 +121,10 @@ void World::find_machine() {
   host_.assign(name, static_cast<std::size_t>(length));
 }
 
-std::unique_ptr<ProcessGroup> World::split(int color, int key) {
+std::unique_ptr<ProcessGroup> World::split(int color, int key, int node_ranks) {
   MPI_Comm part = MPI_COMM_NULL;
   mpi_check(MPI_Comm_split(MPI_COMM_WORLD, color, key, &part), "MPI_Comm_split");
-  auto group = std::make_unique<MpiGroup>(part);
+  auto group = std::make_unique<MpiGroup>(part, node_ranks);
   mpi_check(MPI_Comm_free(&part), "MPI_Comm_free");
   return group;
 }

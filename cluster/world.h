@@ -32,8 +32,9 @@ class World {
   // The machine's name: the node's in a Slurm job, else MPI's.
   const std::string& host() const { return host_; }
 
-  // A group of the ranks with equal `color`, ordered by `key`. Collective over the world.
-  std::unique_ptr<ProcessGroup> split(int color, int key);
+  // A group of the ranks with equal `color`, ordered by `key`; node_ranks as in MpiGroup.
+  // Collective over the world.
+  std::unique_ptr<ProcessGroup> split(int color, int key, int node_ranks = 0);
 
   // Ends every rank of the world with this exit code (MPI_Abort). Local.
   [[noreturn]] void abort(int exit_code);

@@ -46,8 +46,8 @@ function(birkhoff_precompile target)
   target_compile_options(${target} PRIVATE -Wno-array-bounds -Wno-restrict -Wno-stringop-overflow)
 endfunction()
 
-# birkhoff_options(SOURCES a.cpp ... OPTIONS -O3 ...): gives sources their own options; they use no
-# precompiled headers.
+# birkhoff_options(SOURCES a.cpp ... OPTIONS -O3 ...): gives single sources their own options. Each
+# is compiled alone, without precompiled headers.
 function(birkhoff_options)
   cmake_parse_arguments(ARG "" "" "SOURCES;OPTIONS" ${ARGN})
   set_source_files_properties(${ARG_SOURCES} PROPERTIES COMPILE_OPTIONS "${ARG_OPTIONS}"
@@ -61,6 +61,17 @@ function(birkhoff_library name)
   cmake_parse_arguments(ARG "" "" "SOURCES;LINKS" ${ARGN})
   add_library(${name} STATIC ${ARG_SOURCES})
   target_link_libraries(${name} PUBLIC ${ARG_LINKS} birkhoff_flags)
+endfunction()
+
+# birkhoff_optimized(LIBRARY SOURCES a.cpp ... OPTIONS -O3 ...): further sources of a folder's
+# library, which share options and are compiled in batches. With sanitizers their -O1 wins.
+function(birkhoff_optimized library)
+  cmake_parse_arguments(ARG "" "" "SOURCES;OPTIONS" ${ARGN})
+  get_target_property(links ${library} LINK_LIBRARIES)
+  add_library(${library}_optimized OBJECT ${ARG_SOURCES})
+  target_link_libraries(${library}_optimized PRIVATE ${links})
+  target_compile_options(${library}_optimized PRIVATE ${ARG_OPTIONS})
+  target_sources(${library} PRIVATE $<TARGET_OBJECTS:${library}_optimized>)
 endfunction()
 
 # birkhoff_simd(LIBRARY [SETS kAvx2 ...] SOURCES a.simd.cpp ...): CPU kernels of a folder's library,

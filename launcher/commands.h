@@ -183,7 +183,8 @@ int bench_loader_command(const BenchLoaderArguments& arguments, std::ostream& ou
 
 struct BenchCommArguments {
   std::vector<std::string> line;
-  std::optional<int> ranks;  // as TrainArguments::ranks
+  std::optional<int> ranks;           // as TrainArguments::ranks
+  std::optional<int> ranks_per_node;  // not set: one level
   std::string device = "cpu";
   std::string bytes = "4K-64M";  // smallest and largest size
   int rounds = 11;

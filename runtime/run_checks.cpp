@@ -152,6 +152,42 @@ void warn_of_idle_ranks(const configs::Config& config, int num_ranks) {
               num_ranks - idle);
 }
 
+std::string warning_of_nodes(const configs::Config& config,
+                             const std::vector<std::string>& host_of_rank) {
+  const int ranks_per_node = config.mesh().ranks_per_node();
+  const std::size_t size = host_of_rank.size();
+  std::size_t on_host = 1;  // the ranks of each host, if these are adjacent and equally many
+  while (on_host < size && host_of_rank[on_host] == host_of_rank[0]) ++on_host;
+  const auto has_nodes_of = [&](std::size_t ranks) {
+    for (std::size_t rank = 0; rank < size; ++rank) {
+      if (host_of_rank[rank] != host_of_rank[rank - rank % ranks]) return false;
+    }
+    return true;
+  };
+  if (ranks_per_node == 0) {
+    if (config.train().invariant().shards() > 0) return "";  // whose sums have one level
+    if (on_host == 1 || on_host == size || size % on_host != 0 || !has_nodes_of(on_host)) {
+      return "";
+    }
+    return fmt::format(
+        "each of the {} hosts sends its gradients {} times: set mesh.ranks_per_node: {} to add "
+        "them inside hosts first (this changes the order of sums)",
+        size / on_host, on_host, on_host);
+  }
+  const auto ranks = static_cast<std::size_t>(ranks_per_node);
+  if (ranks == 1 || ranks == size) {
+    return fmt::format("mesh.ranks_per_node: {} has no effect with {}", ranks_per_node,
+                       counted(static_cast<std::int64_t>(size), "rank"));
+  }
+  if (!has_nodes_of(ranks)) {
+    return fmt::format(
+        "mesh.ranks_per_node: {}, but the ranks of a node are on several hosts: sums inside nodes "
+        "also go over the network",
+        ranks_per_node);
+  }
+  return "";
+}
+
 void warn_of_other_losses(const configs::Evaluate& before, const configs::Evaluate& now) {
   if (before.split() == now.split() && before.sequences() == now.sequences()) return;
   log_warning(

@@ -5,6 +5,7 @@
 #include <chrono>
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "cluster/base/collectives/process_group.h"
 #include "data/corpus/corpus.h"
@@ -42,6 +43,11 @@ void warn_of_settings(const configs::Config& config, std::int64_t num_samples);
 
 // Warns if some ranks compute no sequence of any batch, because there are more ranks than work.
 void warn_of_idle_ranks(const configs::Config& config, int num_ranks);
+
+// A warning if the ranks of a node of mesh.ranks_per_node are on several hosts, if the field has no
+// effect, or if it is not set where it would save traffic between hosts; else empty.
+std::string warning_of_nodes(const configs::Config& config,
+                             const std::vector<std::string>& host_of_rank);
 
 // Warns if the schedule changed at a resume, and with it the learning rate of the next step.
 void warn_of_rate_jump(const configs::Train& before, const configs::Train& now,

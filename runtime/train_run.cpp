@@ -286,6 +286,8 @@ Outcome run_logged(const configs::Config& config, const RunPaths& paths, bool fr
                               : "all of it");
     log_info("memory before the first step: {}", memory_report(device));
     warn_at_start(config, *task, corpus, *model, inputs.vocabulary, *source, start, group);
+    const std::string of_nodes = warning_of_nodes(config, host_of_rank);
+    if (!of_nodes.empty()) log_warning("{}", of_nodes);
     write_file_durably(paths.config().string(), config_text(config));
     run.folder->cut_metrics(start.metrics_bytes);
   }

@@ -119,6 +119,8 @@ Tensor user_sortcut(const Tensor& q, const Tensor& k, const Tensor& v, const Ten
                     const OptionalTensor& sink) {
   check_block(block);
   check_between("blocks", blocks, 1, kMaxBlockTokens);
+  check_inputs(with_terms(q, k, v, relative_keys, relative_values, sink),
+               /*may_have_weights=*/false);
   const Tensor open = open_scores(scores, k, block, key_lengths, std::nullopt);
   std::vector<Tensor> inputs = with_terms(q, k, v, relative_keys, relative_values, sink);
   inputs.push_back(user_balance(open, iterations, "full").slice_symint(2, 0, blocks));

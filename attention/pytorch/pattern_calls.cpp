@@ -29,7 +29,8 @@ void check(const AttentionInPattern& call, at::TensorList inputs) {
 
 void check(const AttentionToSharedBlocks& call, at::TensorList inputs) {
   check_inputs(inputs, /*may_have_weights=*/true);
-  TORCH_CHECK_VALUE(inputs.size() > kWeights, "birkhoff: block weights are missing");
+  TORCH_CHECK_VALUE(inputs.size() > kWeights && !is_none(inputs[kWeights]),
+                    "birkhoff: block weights are missing");
   check_block(call.block);
   TORCH_CHECK_VALUE(
       call.local || is_none(inputs[kRelativeKeys]),

@@ -299,6 +299,11 @@ class ConsistencyCheck {
                    "sequence parallelism is not supported yet; must be 1, is {}",
                    config_.mesh().sequence());
     }
+    if (config_.mesh().ranks_per_node() > 0 && config_.train().invariant().shards() > 0) {
+      config_error(places_, "mesh.ranks_per_node",
+                   "must be 0 with train.invariant.shards, whose sums have one order on any number "
+                   "of ranks; leave one of them out");
+    }
   }
 
   const configs::Config& config_;

@@ -25,9 +25,14 @@ at::Tensor values_of_rank(int rank, std::int64_t count) {
   return x * x * x;
 }
 
-at::Tensor sum_in_rank_order(std::int64_t count, int ranks) {
-  at::Tensor sum = values_of_rank(0, count);
-  for (int rank = 1; rank < ranks; ++rank) sum += values_of_rank(rank, count);
+at::Tensor sum_in_order(std::int64_t count, const NodeRanks& ranks) {
+  const auto of_node = [&](int node) {
+    at::Tensor sum = values_of_rank(ranks.at(node, 0), count);
+    for (int i = 1; i < ranks.node_ranks; ++i) sum += values_of_rank(ranks.at(node, i), count);
+    return sum;
+  };
+  at::Tensor sum = of_node(0);
+  for (int node = 1; node < ranks.nodes(); ++node) sum += of_node(node);
   return sum;
 }
 
@@ -73,18 +78,16 @@ CollectiveTensors make_tensors(Collective what, std::int64_t count, int rank, in
           values_of_rank(rank, what == Collective::kAllGather ? part : count)};
 }
 
-at::Tensor expected_output(Collective what, std::int64_t count, int rank, int ranks) {
+at::Tensor expected_output(Collective what, std::int64_t count, const NodeRanks& ranks) {
   if (what == Collective::kBroadcast) return values_of_rank(0, count);
-  if (what == Collective::kAllReduce) return sum_in_rank_order(count, ranks);
-  const std::int64_t part = count / ranks;
-  if (what == Collective::kReduceScatter) {
-    return sum_in_rank_order(count, ranks).narrow(0, rank * part, part);
-  }
+  if (what == Collective::kAllReduce) return sum_in_order(count, ranks);
+  const std::int64_t part = count / ranks.size, first = ranks.rank * part;
+  if (what == Collective::kReduceScatter) return sum_in_order(count, ranks).narrow(0, first, part);
   std::vector<at::Tensor> parts;
-  for (int peer = 0; peer < ranks; ++peer) {
+  for (int peer = 0; peer < ranks.size; ++peer) {
     parts.push_back(what == Collective::kAllGather
                         ? values_of_rank(peer, part)
-                        : values_of_rank(peer, count).narrow(0, rank * part, part).clone());
+                        : values_of_rank(peer, count).narrow(0, first, part).clone());
   }
   return at::cat(parts);
 }

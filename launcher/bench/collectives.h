@@ -16,6 +16,7 @@
 #include <string>
 
 #include "cluster/base/collectives/process_group.h"
+#include "cluster/two_levels.h"
 
 namespace birkhoff {
 
@@ -57,9 +58,10 @@ struct CollectiveTensors {
 };
 CollectiveTensors make_tensors(Collective what, std::int64_t count, int rank, int ranks);
 
-// The expected output of make_tensors() after the operation, with sums taken in rank order. Uses
-// memory for a few tensors of `count` elements, whatever the number of ranks.
-at::Tensor expected_output(Collective what, std::int64_t count, int rank, int ranks);
+// The expected output of make_tensors() after the operation, with sums taken over the ranks of each
+// node in order, then over nodes in order (cluster/two_levels.h). Uses memory for a few tensors of
+// `count` elements, whatever the number of ranks.
+at::Tensor expected_output(Collective what, std::int64_t count, const NodeRanks& ranks);
 
 // A line for the user about the first element whose bits differ between two tensors of one shape;
 // empty if there is none. The tensors are contiguous and on the CPU.

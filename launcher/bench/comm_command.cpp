@@ -15,6 +15,7 @@
 #include "cluster/base/cpu.h"
 #include "cluster/base/error.h"
 #include "cluster/base/gpu/device.h"
+#include "cluster/base/text/plural.h"
 #include "launcher/bench/collectives.h"
 #include "launcher/bench/other_load.h"
 #include "launcher/commands.h"
@@ -60,33 +61,37 @@ std::vector<std::int64_t> sizes_of(const std::string& range) {
 // The measured group and its reference implementation.
 struct CollectiveComparison {
   at::Device device = at::kCPU;
-  std::unique_ptr<ProcessGroup> on_gpu;
+  NodeRanks ranks{.rank = 0, .size = 1, .node_ranks = 1};
+  std::unique_ptr<ProcessGroup> group;
   RunCollective ours, peer;
   std::string peer_name;
 };
 
-CollectiveComparison make_comparison(World& world, [[maybe_unused]] bool cuda) {
+CollectiveComparison make_comparison(World& world, const BenchCommArguments& arguments) {
+  const int node_ranks = arguments.ranks_per_node.value_or(1);
   CollectiveComparison comparison;
+  comparison.ranks = {.rank = world.rank(), .size = world.size(), .node_ranks = node_ranks};
 #ifdef BIRKHOFF_CUDA
-  if (cuda) {
+  if (arguments.device == "cuda") {
     comparison.device = cuda_device(world.local_rank());
-    comparison.on_gpu = std::make_unique<NcclGroup>(world.group(), comparison.device);
-    comparison.ours = group_collectives(*comparison.on_gpu);
+    comparison.group = std::make_unique<NcclGroup>(world.group(), comparison.device, node_ranks);
+    comparison.ours = group_collectives(*comparison.group);
     comparison.peer = nccl_collectives(world.group(), comparison.device);
     comparison.peer_name = "NCCL";
     return comparison;
   }
 #endif
-  comparison.ours = group_collectives(world.group());
+  comparison.group = world.split(/*color=*/0, world.rank(), node_ranks);
+  comparison.ours = group_collectives(*comparison.group);
   comparison.peer = mpi_collectives();
   comparison.peer_name = "MPI";
   return comparison;
 }
 
-// Ours must have the bits of the sum in rank order. The peer chooses its own order.
+// Ours must have the bits of the sum in order. The peer chooses its own order.
 void check_results(const CollectiveComparison& comparison, World& world, Collective what,
                    std::int64_t count) {
-  const at::Tensor expected = expected_output(what, count, world.rank(), world.size());
+  const at::Tensor expected = expected_output(what, count, comparison.ranks);
   const auto result = [&](const RunCollective& run) {
     const CollectiveTensors host = make_tensors(what, count, world.rank(), world.size());
     const at::Tensor output = host.output.to(comparison.device);
@@ -197,9 +202,12 @@ std::string heading(const CollectiveComparison& comparison, const BenchCommArgum
   columns.insert(columns.end(), {peer + ", us", peer + " / time"});
   return report_title(arguments.line, comparison.device, ranks) +
          fmt::format(
-             "\nEach result is first checked bit by bit against the sum in rank order. fp32; "
+             "\nEach result is first checked bit by bit against the sum in rank order{}. fp32; "
              "medians of {} interleaved rounds (also of ratios), of the slowest rank; bytes, algbw "
              "and busbw as nccl-tests defines them, GB = 10^9 bytes.{}\n\n",
+             arguments.ranks_per_node
+                 ? fmt::format(", inside nodes of {} first", *arguments.ranks_per_node)
+                 : "",
              arguments.rounds,
              host ? " Floor: a memcpy on each rank of the bytes that busbw counts." : "") +
          table_head(columns);
@@ -208,7 +216,7 @@ std::string heading(const CollectiveComparison& comparison, const BenchCommArgum
 int measure_in_world(World& world, const BenchCommArguments& arguments, const StopSignals& signals,
                      std::ostream& out, std::ostream& err) {
   at::set_num_threads(threads_of_rank(world.cores()));
-  const CollectiveComparison comparison = make_comparison(world, arguments.device == "cuda");
+  const CollectiveComparison comparison = make_comparison(world, arguments);
   const auto print = [&](const std::string& text) {
     if (world.rank() == 0) out << text << std::flush;
   };
@@ -243,13 +251,19 @@ int bench_comm_command(const BenchCommArguments& arguments, std::ostream& out, s
       fail(ExitCode::kUsage,
            "bench comm needs at least 2 ranks: add --ranks 2, or start it with mpirun or srun");
     }
+    if (ranks % arguments.ranks_per_node.value_or(1) != 0) {
+      fail(ExitCode::kUsage, "--ranks-per-node {} does not divide the {}: choose a divisor",
+           *arguments.ranks_per_node, counted(ranks, "rank"));
+    }
   });
   if (arguments.ranks) {
-    return supervise({ranks}, {},
-                     {"bench", "comm", "--device", arguments.device, "--bytes", arguments.bytes,
-                      "--rounds", std::to_string(arguments.rounds)},
-                     signals, err)
-        .code;
+    std::vector<std::string> line{
+        "bench",   "comm",          "--device", arguments.device,
+        "--bytes", arguments.bytes, "--rounds", std::to_string(arguments.rounds)};
+    if (arguments.ranks_per_node) {
+      line.insert(line.end(), {"--ranks-per-node", std::to_string(*arguments.ranks_per_node)});
+    }
+    return supervise({ranks}, {}, line, signals, err).code;
   }
   return run_in_world(
       [&](World& world) { return measure_in_world(world, arguments, signals, out, err); }, err);

@@ -35,6 +35,8 @@ void CommandLine::add_bench() {
       "  birkhoff bench comm --ranks 2\n"
       "  srun --mpi=pmix -n 8 birkhoff bench comm --device cuda --bytes 1M-1G");
   add_number(comm, "--ranks", bench_comm_.ranks, 2, 4096, "start this many MPI ranks here");
+  add_number(comm, "--ranks-per-node", bench_comm_.ranks_per_node, 1, 4096,
+             "sum inside nodes of this many ranks first, as mesh.ranks_per_node");
   add_device(comm, bench_comm_.device, "cpu, or cuda: one GPU per rank");
   comm->add_option("--bytes", bench_comm_.bytes, "sizes, each four times the previous one")
       ->type_name("MIN-MAX")

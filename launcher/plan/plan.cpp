@@ -239,14 +239,16 @@ class Planner {
 
   bool has_several_nodes() const { return request_.ranks > request_.ranks_per_node; }
   // The bytes of `exchange` that leave a rank's node, on average over the node's ranks: direct
-  // sends go to every other rank equally, and in a ring only one rank of a node sends to another
-  // node.
+  // sends go to every other rank equally, in a ring only one rank of a node sends to another node,
+  // and two levels say it themselves.
   double sent_to_other_nodes(const Exchange& exchange) const {
     if (!has_several_nodes()) return 0;
     const double share =
         static_cast<double>(request_.ranks - request_.ranks_per_node) / (request_.ranks - 1);
-    return (exchange.sent_bytes - exchange.ring_bytes) * share +
-           exchange.ring_bytes / request_.ranks_per_node;
+    const double direct = exchange.sent_bytes - exchange.ring_bytes - exchange.inside_node_bytes -
+                          exchange.between_nodes_bytes;
+    return direct * share + exchange.ring_bytes / request_.ranks_per_node +
+           exchange.between_nodes_bytes;
   }
 
   void add_communication() {
@@ -270,6 +272,8 @@ class Planner {
       total.bytes += each.bytes;
       total.sent_bytes += each.sent_bytes;
       total.ring_bytes += each.ring_bytes;
+      total.inside_node_bytes += each.inside_node_bytes;
+      total.between_nodes_bytes += each.between_nodes_bytes;
     }
     add(total);
     plan_.tables.push_back(std::move(table));

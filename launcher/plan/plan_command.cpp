@@ -10,6 +10,7 @@
 #include "cluster/base/error.h"
 #include "cluster/base/files/file.h"
 #include "cluster/base/text/plural.h"
+#include "cluster/mesh.h"
 #include "configs/loader/check.h"
 #include "configs/loader/config_io.h"
 #include "data/corpus/corpus.h"
@@ -42,7 +43,15 @@ PlanRequest request_of(const PlanArguments& arguments, const configs::Config& co
          "mesh.data is {} but --ranks is {}: set mesh.data=0, or leave --ranks out",
          config.mesh().data(), request.ranks);
   }
-  request.ranks_per_node = arguments.ranks_per_node.value_or(request.ranks);
+  check_nodes(config.mesh(), request.ranks);
+  const int of_mesh = config.mesh().ranks_per_node();
+  request.ranks_per_node = arguments.ranks_per_node.value_or(of_mesh > 0 ? of_mesh : request.ranks);
+  if (of_mesh > 0 && request.ranks_per_node != of_mesh) {
+    fail(ExitCode::kUsage,
+         "--ranks-per-node is {} but mesh.ranks_per_node is {}: leave the option out, or set "
+         "mesh.ranks_per_node=0",
+         request.ranks_per_node, of_mesh);
+  }
   if (request.ranks % request.ranks_per_node != 0) {
     fail(ExitCode::kUsage, "--ranks-per-node {} does not divide the {}: choose a divisor",
          request.ranks_per_node, counted(request.ranks, "rank"));

@@ -5,6 +5,7 @@
 #include <memory>
 #include <set>
 
+#include "cluster/two_levels.h"
 #include "launcher/measure/synthetic_training.h"
 #include "models/model.h"
 #include "runtime/gradients/grad_norm.h"
@@ -21,22 +22,29 @@ namespace {
 // MpiGroup sends all slices directly.
 class CountingGroup : public ProcessGroup {
  public:
-  CountingGroup(int size, at::Device device, bool gathers_in_rings,
+  CountingGroup(int size, int node_ranks, at::Device device, bool gathers_in_rings,
                 std::vector<Exchange>& exchanges)
-      : size_(size), device_(device), rings_(gathers_in_rings), exchanges_(exchanges) {}
+      : ranks_{.rank = 0, .size = size, .node_ranks = std::max(1, node_ranks)},
+        device_(device),
+        rings_(gathers_in_rings),
+        exchanges_(exchanges) {}
+  const NodeRanks& ranks() const { return ranks_; }
   int rank() const override { return 0; }
-  int size() const override { return size_; }
+  int size() const override { return ranks_.size; }
   at::Device device() const override { return device_; }
 
  protected:
   std::unique_ptr<Work> do_all_reduce(at::Tensor tensor, ReduceOp) override {
+    if (ranks_.two_levels()) return count_levels(2 * static_cast<double>(tensor.nbytes()));
     const double half = share_of_others(tensor);  // then the sums are gathered
     return count(2 * half, rings_ ? half : 0);
   }
   std::unique_ptr<Work> do_reduce_scatter(at::Tensor, at::Tensor input, ReduceOp) override {
+    if (ranks_.two_levels()) return count_levels(static_cast<double>(input.nbytes()));
     return count(share_of_others(input));
   }
   std::unique_ptr<Work> do_all_gather(at::Tensor output, at::Tensor) override {
+    if (ranks_.two_levels()) return count_levels(static_cast<double>(output.nbytes()));
     const double sent = share_of_others(output);
     return count(sent, rings_ ? sent : 0);
   }
@@ -51,10 +59,30 @@ class CountingGroup : public ProcessGroup {
 
  private:
   double share_of_others(const at::Tensor& tensor) const {
-    return static_cast<double>(tensor.nbytes()) * (size_ - 1) / size_;
+    return static_cast<double>(tensor.nbytes()) * (size() - 1) / size();
   }
 
   std::unique_ptr<Work> count(double sent_bytes, double ring_bytes = 0) {
+    Exchange& exchange = next_operation();
+    exchange.sent_bytes += sent_bytes;
+    exchange.ring_bytes += ring_bytes;
+    return done_work();
+  }
+
+  // Of an exchange of this many bytes inside nodes, and of what a rank then owns between nodes.
+  std::unique_ptr<Work> count_levels(double bytes) {
+    const double ranks = ranks_.node_ranks, nodes = ranks_.nodes();
+    const double inside = bytes * (ranks - 1) / ranks,
+                 between = bytes / ranks * (nodes - 1) / nodes;
+    Exchange& exchange = next_operation();
+    exchange.sent_bytes += inside + between;
+    exchange.inside_node_bytes += inside;
+    exchange.between_nodes_bytes += between;
+    return done_work();
+  }
+
+  // Counts the operation that is being started, and its input.
+  Exchange& next_operation() {
     const OperationRing::Entry entry = ring().current();
     // The gradients of all buckets ("gradients of bucket 3") have one purpose.
     const std::string what = entry.name.substr(0, entry.name.find(" of bucket "));
@@ -65,12 +93,10 @@ class CountingGroup : public ProcessGroup {
     }
     ++found->operations;
     found->bytes += entry.bytes;
-    found->sent_bytes += sent_bytes;
-    found->ring_bytes += ring_bytes;
-    return done_work();
+    return *found;
   }
 
-  const int size_;
+  const NodeRanks ranks_;
   const at::Device device_;
   const bool rings_;
   std::vector<Exchange>& exchanges_;
@@ -116,14 +142,18 @@ std::int64_t memory_bytes(const std::vector<at::Tensor>& tensors) {
 RankState rank_state(const configs::Config& config, std::int64_t vocabulary, int num_ranks) {
   RankState state;
   const bool is_gpu = config.device() == configs::Config::cuda;
-  CountingGroup group(num_ranks, at::kMeta, is_gpu, state.exchanges);
+  CountingGroup group(num_ranks, config.mesh().ranks_per_node(), at::kMeta, is_gpu,
+                      state.exchanges);
   StatefulParts parts(config, vocabulary, group);
   for (const GradBuckets::Bucket& bucket : parts.buckets.buckets()) {
     state.values_bytes += static_cast<std::int64_t>(bucket.values.nbytes());
     state.gradients_bytes += static_cast<std::int64_t>(bucket.gradients.nbytes());
     if (num_ranks == 1 || is_gpu) continue;
-    state.exchange_bytes =
-        std::max(state.exchange_bytes, static_cast<std::int64_t>(bucket.gradients.nbytes()));
+    auto received = static_cast<std::int64_t>(bucket.gradients.nbytes());
+    // The sums of a node, and those of nodes.
+    const NodeRanks& ranks = group.ranks();
+    if (ranks.two_levels()) received += 2 * received / ranks.node_ranks;
+    state.exchange_bytes = std::max(state.exchange_bytes, received);
   }
   for (const Statistic& statistic : parts.model->parameters().statistics()) {
     state.values_bytes += static_cast<std::int64_t>(statistic.value.nbytes());
@@ -142,7 +172,8 @@ RankState rank_state(const configs::Config& config, std::int64_t vocabulary, int
   parts.buckets.finish_reducing(sums.tensors());
   gradient_chunk_sums(parts.buckets);
   if (num_ranks > 1) {
-    CountingGroup world(num_ranks, at::kCPU, /*gathers_in_rings=*/false, state.exchanges);
+    CountingGroup world(num_ranks, /*node_ranks=*/1, at::kCPU, /*gathers_in_rings=*/false,
+                        state.exchanges);
     world.all_reduce(TrainingStep::blank_votes(num_ranks), ReduceOp::kSum,
                      TrainingStep::kVotesName);
   }
@@ -155,7 +186,7 @@ SavedState saved_state(const configs::Config& config, std::int64_t vocabulary, i
   configs::Config whole = config;
   whole.mutable_train()->set_zero_stage(0);
   std::vector<Exchange> unused;
-  CountingGroup group(num_ranks, at::kMeta, /*gathers_in_rings=*/false, unused);
+  CountingGroup group(num_ranks, /*node_ranks=*/1, at::kMeta, /*gathers_in_rings=*/false, unused);
   const StatefulParts parts(whole, vocabulary, group);
   const std::vector<TensorPart> state = training_parts(*parts.model, *parts.optimizer, num_ranks);
   SavedState saved{.size = checkpoint_size(typical_header(config, vocabulary), state, num_ranks)};

@@ -23,9 +23,10 @@ struct Exchange {
   std::int64_t operations = 0;
   std::int64_t bytes = 0;  // of this rank's inputs, as OperationRing counts them
   double sent_bytes = 0;   // to other ranks
-  // Of these, the bytes to the next rank of a ring (NCCL's gathers). The rest goes to all ranks
+  // Of these, the bytes to the next rank of a ring (NCCL's gathers), and in two levels
+  // (mesh.ranks_per_node) those inside a node and those between nodes. The rest goes to all ranks
   // equally.
-  double ring_bytes = 0;
+  double ring_bytes = 0, inside_node_bytes = 0, between_nodes_bytes = 0;
   bool in_backward_pass = false;  // may run while the backward pass continues
 };
 

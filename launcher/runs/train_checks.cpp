@@ -4,6 +4,7 @@
 
 #include "cluster/base/error.h"
 #include "cluster/base/text/plural.h"
+#include "cluster/mesh.h"
 #include "configs/loader/config_io.h"
 #include "data/corpus/corpus.h"
 #include "models/model.h"
@@ -40,6 +41,7 @@ configs::Config check_before_start(const PlannedRun& planned) {
          "mesh.data is {} but the run has {}: start that many, or set mesh.data=0 to use all",
          config.mesh().data(), counted(planned.ranks, "rank"));
   }
+  check_nodes(config.mesh(), planned.ranks);
   return config;
 }
 

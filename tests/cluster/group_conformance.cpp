@@ -47,7 +47,17 @@ at::Tensor reduce_serially(const std::vector<at::Tensor>& parts, ReduceOp op) {
   return result.to(dtype);
 }
 
-void check_one(ProcessGroup& group, std::int64_t count, at::ScalarType dtype) {
+// First over the ranks of each node, then over nodes; at one level without node_ranks.
+at::Tensor reduce_by_nodes(const std::vector<at::Tensor>& parts, ReduceOp op, int node_ranks) {
+  if (node_ranks == 0) return reduce_serially(parts, op);
+  std::vector<at::Tensor> sums;
+  for (auto node = parts.begin(); node != parts.end(); node += node_ranks) {
+    sums.push_back(reduce_serially({node, node + node_ranks}, op));
+  }
+  return reduce_serially(sums, op);
+}
+
+void check_one(ProcessGroup& group, std::int64_t count, at::ScalarType dtype, int node_ranks) {
   const int size = group.size(), rank = group.rank();
   SCOPED_TRACE(
       fmt::format("{} ranks, rank {}, {} elements of {}", size, rank, count, c10::toString(dtype)));
@@ -60,12 +70,13 @@ void check_one(ProcessGroup& group, std::int64_t count, at::ScalarType dtype) {
   for (const ReduceOp op : kOps) {
     const at::Tensor reduced = on_device(group, all[self]);
     group.all_reduce(reduced, op, "test");
-    EXPECT_TRUE(holds(reduced, reduce_serially(all, op)));
+    EXPECT_TRUE(holds(reduced, reduce_by_nodes(all, op, node_ranks)));
 
     const at::Tensor scattered = at::empty({count}, options_of(group, dtype));
     group.reduce_scatter(scattered, on_device(group, all_wide[self]), op, "test");
-    EXPECT_TRUE(
-        holds(scattered, reduce_serially(all_wide, op).slice(0, rank * count, (rank + 1) * count)));
+    EXPECT_TRUE(holds(
+        scattered,
+        reduce_by_nodes(all_wide, op, node_ranks).slice(0, rank * count, (rank + 1) * count)));
   }
 
   const at::Tensor gathered = at::zeros({size * count}, options_of(group, dtype));
@@ -106,11 +117,11 @@ void check_one(ProcessGroup& group, std::int64_t count, at::ScalarType dtype) {
 
 }  // namespace
 
-void check_operations(ProcessGroup& group) {
+void check_operations(ProcessGroup& group, int node_ranks) {
   const std::int64_t size = group.size();
   for (const std::int64_t count : {std::int64_t{0}, std::int64_t{1}, size - 1, size + 1,
                                    std::int64_t{1500}, std::int64_t{100003}}) {
-    for (const at::ScalarType dtype : kDtypes) check_one(group, count, dtype);
+    for (const at::ScalarType dtype : kDtypes) check_one(group, count, dtype, node_ranks);
   }
   // A NaN of any rank reaches all ranks, whatever the reduction.
   for (const ReduceOp op : kOps) {

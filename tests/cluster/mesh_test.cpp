@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include "cluster/base/error.h"
+#include "cluster/mpi_group.h"
 #include "configs/schema/config.pb.h"
 #include "tests/cluster/mpi_test_main.h"
 
@@ -54,6 +55,18 @@ TEST(Mesh, RanksAreNumberedDataThenSequenceThenTensor) {
   }
 }
 
+TEST(Mesh, TheDataGroupReducesInNodes) {
+  World& world = test_world();
+  if (world.size() == 1) return;  // a single rank has no group
+  configs::Mesh nodes;
+  nodes.set_ranks_per_node(2);
+  Mesh mesh(world, nodes, at::kCPU);
+  mesh.data().all_reduce(at::ones({24000}), ReduceOp::kSum, "test");
+  // Of its half of the tensor, a rank sends what other nodes own and what it owns to these.
+  EXPECT_EQ(dynamic_cast<MpiGroup&>(mesh.data()).bytes_between_nodes(),
+            2 * 24000 * 4 / 2 * (world.size() / 2 - 1) / (world.size() / 2));
+}
+
 TEST(Mesh, SizesThatDoNotFitAreConfigErrors) {
   World& world = test_world();
   const auto expect_refused = [&](const configs::Mesh& sizes, const std::string& why) {
@@ -68,12 +81,15 @@ TEST(Mesh, SizesThatDoNotFitAreConfigErrors) {
   const std::string ranks = fmt::format("{} ranks", world.size());
   expect_refused(config(world.size() + 1, 1, 1), ranks);
   expect_refused(config(0, world.size() + 1, 1), ranks);
-  expect_refused(config(0, 1, 3), ranks);
+  expect_refused(config(0, 1, 5), ranks);
   expect_refused(config(world.size(), 1, 2), ranks);
   expect_refused(config(0, 1 << 30, 1 << 30), ranks);
   expect_refused(config(0, 0, 1), "at least 1");
   expect_refused(config(0, 1, -1), "at least 1");
   expect_refused(config(-1, 1, 1), "at least");
+  configs::Mesh nodes;
+  nodes.set_ranks_per_node(world.size() + 1);
+  expect_refused(nodes, "mesh.ranks_per_node: ");
 }
 
 }  // namespace

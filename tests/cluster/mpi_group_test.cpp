@@ -8,6 +8,7 @@
 #include <chrono>
 #include <cstdlib>
 #include <thread>
+#include <utility>
 
 #include "cluster/base/error.h"
 #include "tests/cluster/group_conformance.h"
@@ -84,6 +85,46 @@ TEST(MpiGroup, Conforms) {
   check_overlap(group);
   check_ring(group);
   check_misuse(group);
+}
+
+TEST(MpiGroup, ConformsInTwoLevels) {
+  World& world = test_world();
+  for (int node_ranks = 1; node_ranks <= world.size(); ++node_ranks) {
+    if (world.size() % node_ranks != 0) continue;
+    SCOPED_TRACE(node_ranks);
+    const auto group = world.split(0, world.rank(), node_ranks);
+    check_operations(*group, node_ranks);
+    check_overlap(*group);
+  }
+}
+
+// With n nodes, each sends 2 (n - 1) / n of an all-reduced tensor, half of it in each of a
+// reduce-scatter and an all-gather, however many ranks it has.
+TEST(MpiGroup, EachNodeSendsItsSumsOnce) {
+  World& world = test_world();
+  constexpr std::int64_t kElements = 240000, kBytes = kElements * 4;
+  for (int node_ranks = 1; node_ranks <= world.size(); ++node_ranks) {
+    if (world.size() % node_ranks != 0) continue;
+    SCOPED_TRACE(node_ranks);
+    const auto group = world.split(0, world.rank(), node_ranks);
+    const std::int64_t nodes = world.size() / node_ranks, half = kBytes / nodes * (nodes - 1);
+    // Of all nodes, since the last call.
+    std::int64_t before = 0;
+    const auto sent = [&] {
+      const std::int64_t mine = dynamic_cast<MpiGroup&>(*group).bytes_between_nodes();
+      const at::Tensor sum = at::full({1}, mine - std::exchange(before, mine), at::kLong);
+      world.group().all_reduce(sum, ReduceOp::kSum, "sent");
+      return sum.item<std::int64_t>();
+    };
+    const at::Tensor x = at::ones({kElements});
+    const at::Tensor mine = x.slice(0, 0, kElements / world.size()).clone();
+    group->all_reduce(x, ReduceOp::kSum, "test");
+    EXPECT_EQ(sent(), nodes * 2 * half);
+    group->reduce_scatter(mine, x, ReduceOp::kSum, "test");
+    EXPECT_EQ(sent(), nodes * half);
+    group->all_gather(x, mine, "test");
+    EXPECT_EQ(sent(), nodes * half);
+  }
 }
 
 TEST(MpiGroup, TensorsOfManyPieces) {

@@ -203,6 +203,8 @@ const Malformed kMalformed[] = {
      "2:39: train.schedule.warmup_steps", "shape rsqrt_decay"},
     {"mesh { tensor: 2 }", "2:8: mesh.tensor", "not supported yet"},
     {"mesh { sequence: 2 }", "2:8: mesh.sequence", "not supported yet"},
+    {"train { invariant { shards: 4 } } mesh { ranks_per_node: 2 }", "2:42: mesh.ranks_per_node",
+     "must be 0 with train.invariant.shards"},
     {"evaluate { split: \"train\" }", "2:12: evaluate.split", "must be \"valid\" or \"test\""},
 };
 

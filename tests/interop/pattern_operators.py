@@ -287,5 +287,7 @@ def pattern_refusals():
         ("needs a seed", lambda: cut(dropout=0.5)),
         ("dropout must be in", lambda: cut(dropout=1.0, seed=torch.tensor(1))),
         ("block weights are missing", lambda: shared(q, q, q, none, none, none)),
+        ("block weights are missing", lambda: shared(q, q, q, none, none, none, none)),
+        ("k must be", lambda: cut(k=q[0], key_lengths=torch.tensor([4]))),
         ("k must be", lambda: shared(q, none, q, none, none, none, scores)),
     ]

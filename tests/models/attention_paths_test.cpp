@@ -295,7 +295,7 @@ TEST_P(ToldPath, IsTheOneTaken) {
     SCOPED_TRACE(precision);
     const configs::Config config =
         parse_config("task { " + task +
-                         " } data { corpus: 'none' sequence_length: 16 } model { layers: 1 "
+                         " } data { corpus: 'none' sequence_length: 64 } model { layers: 1 "
                          "channels: 16 heads: 2 attention { group { mechanism { " +
                          test::with_noise(GetParam().config).ShortDebugString() + " } } } }",
                      "test", {std::string("train.precision=") + precision, "train.global_batch=2"});

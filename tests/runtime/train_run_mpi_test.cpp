@@ -17,6 +17,7 @@
 #include "data/corpus/corpus.h"
 #include "data/prepare/prepare.h"
 #include "runtime/checkpoint/checkpoint.h"
+#include "runtime/run_checks.h"
 #include "runtime/train_run.h"
 #include "tests/cluster/mpi_test_main.h"
 
@@ -163,6 +164,45 @@ TEST_F(TrainRunMpi, ZeroMayBeSwitchedWhenARunGoesOnAndChangesNoBit) {
       read_file((folder_ / "parts" / "log" / "rank-0.log").string(), 1 << 20, ExitCode::kData);
   EXPECT_EQ(log.find(" slices (train.zero_stage)") != std::string::npos, test_world().size() > 1)
       << log;
+}
+
+TEST(WarningOfNodes, ComparesTheRanksOfANodeWithHosts) {
+  configs::Config config;
+  const auto warning = [&](int ranks_per_node, const std::vector<std::string>& hosts) {
+    config.mutable_mesh()->set_ranks_per_node(ranks_per_node);
+    return warning_of_nodes(config, hosts);
+  };
+  const std::vector<std::string> one{"a", "a", "a", "a"}, two{"a", "a", "b", "b"},
+      apart{"a", "b", "c", "d"}, mixed{"a", "b", "a", "b"}, uneven{"a", "a", "b"};
+  for (const auto& hosts : {one, apart, mixed, uneven}) EXPECT_EQ(warning(0, hosts), "");
+  EXPECT_EQ(warning(0, two),
+            "each of the 2 hosts sends its gradients 2 times: set mesh.ranks_per_node: 2 to add "
+            "them inside hosts first (this changes the order of sums)");
+  EXPECT_EQ(warning(2, two), "");
+  EXPECT_EQ(warning(2, one), "");
+  for (const int no_effect : {1, 4}) {
+    EXPECT_NE(warning(no_effect, two).find("has no effect with 4 ranks"), std::string::npos);
+  }
+  for (const auto& hosts : {apart, mixed}) {
+    EXPECT_NE(warning(2, hosts).find("on several hosts"), std::string::npos);
+  }
+  config.mutable_train()->mutable_invariant()->set_shards(4);
+  EXPECT_EQ(warning(0, two), "") << "virtual shards take one level";
+}
+
+// With four ranks there are two nodes of two.
+TEST_F(TrainRunMpi, InNodesZeroChangesNoBit) {
+  const std::string nodes = test_world().size() % 2 == 0 ? "mesh.ranks_per_node=2" : "mesh.data=0";
+  EXPECT_EQ(train(config(8, {nodes}), "whole"), Outcome::kDone);
+  EXPECT_EQ(train(config(4, {nodes, "train.zero_stage=1"}), "parts"), Outcome::kDone);
+  EXPECT_EQ(train(config(8, {nodes}), "parts"), Outcome::kDone);
+  EXPECT_EQ(train(config(8), "flat"), Outcome::kDone);
+  if (rank() != 0) return;
+  EXPECT_FALSE(checksums("whole").empty());
+  EXPECT_EQ(checksums("parts"), checksums("whole"));
+  EXPECT_EQ(figures("parts"), figures("whole"));
+  EXPECT_NEAR(figures("whole").back().at("loss").get<double>(),
+              figures("flat").back().at("loss").get<double>(), 1e-4);
 }
 
 TEST_F(TrainRunMpi, RecomputationMayBeSwitchedWhenARunGoesOnAndChangesNoBit) {

@@ -17,7 +17,7 @@ namespace birkhoff {
 at::Tensor mix_blocks(const at::Tensor& weights_BHUN, const at::Tensor& x_BHNbD);
 
 struct BlockMixes {
-  std::vector<at::Tensor> y_BHNbD;  // same layout as x; N may be fewer
+  std::vector<at::Tensor> y_BHNbD;  // same layout as x, one block for each mix
   // x itself, for its other consumers. If they read it from here, their gradients reach x through
   // the mix, whose backward kernel adds them to its own. Autograd would need a separate pass over
   // memory for that. Second gradients are not supported.

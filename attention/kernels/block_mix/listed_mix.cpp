@@ -190,9 +190,7 @@ struct MixListedBlocks : torch::autograd::Function<MixListedBlocks> {
                                at::TensorList x_BHNbD, const at::Tensor& sources_BHUm) {
     const std::int64_t U = weights_BHUm.size(2);
     variable_list x = each_of(x_BHNbD, with_contiguous_rows),
-                  y = each_of(x, [&](const at::Tensor&each) {
-                    return new_blocks_like(each.narrow(2, 0, U));
-                  });
+                  y = each_of(x, [&](const at::Tensor&each) { return new_blocks(each, U); });
     dispatch_tile_type(x[0].scalar_type(), [&]<typename T>(T) {
       ListedMix<T>(weights_BHUm, sources_BHUm, x[0]).forward(x, y);
     });

@@ -12,8 +12,8 @@
 
 namespace birkhoff {
 
-// Whether mix_listed_blocks() supports x and is faster than matrix products over all N x N pairs of
-// blocks with 0 for the weights of other pairs, where there are `num_pairs` for each block.
+// Whether mix_listed_blocks() supports x and is faster than matrix products over all pairs of
+// blocks, where there are `num_pairs` for each block.
 bool prefers_listed_mix(const at::Tensor& x_BHNbD, std::int64_t num_pairs);
 
 // On the CPU, in fp32, fp64 and bf16; sums in fp32 at least. Weights [B, H, U, m] (B or H may be

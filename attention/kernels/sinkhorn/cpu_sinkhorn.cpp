@@ -222,7 +222,7 @@ template <typename T>
 
 // The arrays of one call; null where the pass does not use them.
 template <typename T>
-struct Call {
+struct BalanceCall {
   const T* scores;
   std::int64_t rows, columns, iterations;
   T* p;
@@ -233,7 +233,7 @@ struct Call {
 
 struct WholeMatrix {
   template <typename T>
-  [[gnu::always_inline]] static inline void run(const Call<T>& call, std::int64_t index) {
+  [[gnu::always_inline]] static inline void run(const BalanceCall<T>& call, std::int64_t index) {
     const std::int64_t R = call.rows, C = call.columns, offset = index * R * C;
     const T* scores = call.scores + offset;
     const Exponentials exps(scores, R, C);
@@ -376,7 +376,7 @@ struct Cumulative {
   }
 
   template <typename T>
-  [[gnu::always_inline]] static inline void run(const Call<T>& call, std::int64_t index) {
+  [[gnu::always_inline]] static inline void run(const BalanceCall<T>& call, std::int64_t index) {
     const std::int64_t N = call.rows, offset = index * N * N;
     Rows rows(N, call.iterations, /*keeps_all=*/call.d_scores != nullptr);
     const std::int64_t end_row = solve(call.scores + offset, rows);
@@ -391,16 +391,16 @@ struct Cumulative {
 
 // The same code, compiled for each instruction set.
 template <typename Work, typename T>
-void run_portable(const Call<T>& call, std::int64_t index) {
+void run_portable(const BalanceCall<T>& call, std::int64_t index) {
   Work::run(call, index);
 }
 #if defined(__x86_64__)
 template <typename Work, typename T>
-[[gnu::target("avx2,fma")]] void run_avx2(const Call<T>& call, std::int64_t index) {
+[[gnu::target("avx2,fma")]] void run_avx2(const BalanceCall<T>& call, std::int64_t index) {
   Work::run(call, index);
 }
 template <typename Work, typename T>
-[[gnu::target("avx512f,avx512dq,avx512vl")]] void run_avx512(const Call<T>& call,
+[[gnu::target("avx512f,avx512dq,avx512vl")]] void run_avx512(const BalanceCall<T>& call,
                                                              std::int64_t index) {
   Work::run(call, index);
 }
@@ -408,7 +408,7 @@ template <typename Work, typename T>
 
 // Solves all matrices of `scores`. `call` has the arrays of the pass.
 template <typename Work, typename T>
-void run_all(const at::Tensor& scores, std::int64_t iterations, Call<T> call) {
+void run_all(const at::Tensor& scores, std::int64_t iterations, BalanceCall<T> call) {
   call.scores = scores.const_data_ptr<T>();
   call.rows = scores.size(-2);
   call.columns = scores.size(-1);
@@ -446,7 +446,7 @@ std::pair<at::Tensor, at::Tensor> run_forward(const at::Tensor& scores, std::int
                      scores.options().dtype(at::kBool), at::MemoryFormat::Contiguous);
   with_dtype(scores, [&](auto element) {
     using T = decltype(element);
-    Call<T> call{};
+    BalanceCall<T> call{};
     call.p = p.mutable_data_ptr<T>();
     call.solved = solved.mutable_data_ptr<bool>();
     run_all<Work>(scores, iterations, call);
@@ -459,7 +459,7 @@ at::Tensor run_backward(const at::Tensor& scores, const at::Tensor& d_p, std::in
   at::Tensor d_scores = at::zeros_like(scores);
   with_dtype(scores, [&](auto element) {
     using T = decltype(element);
-    Call<T> call{};
+    BalanceCall<T> call{};
     call.d_p = d_p.const_data_ptr<T>();
     call.d_scores = d_scores.mutable_data_ptr<T>();
     run_all<Work>(scores, iterations, call);

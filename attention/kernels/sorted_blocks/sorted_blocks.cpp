@@ -95,7 +95,8 @@ BlockMixes mix(const SortedBlocks& sorted, const std::vector<at::Tensor>& x_BHNb
 // would copy all keys and values first.
 BlockMixes mix_first(const at::Tensor& weights_BHnN, const std::vector<at::Tensor>& x_BHNbD,
                      Path limit) {
-  if (limit == Path::kFused && prefers_listed_mix(x_BHNbD.front(), weights_BHnN.size(2))) {
+  if (limit == Path::kFused && prefers_listed_mix(x_BHNbD.front(), weights_BHnN.size(2)) &&
+      take_path("block mixing", {Path::kFused}) == Path::kFused) {
     const at::Tensor sources_N = at::arange(weights_BHnN.size(3));
     return mix_listed_blocks(weights_BHnN, sources_N.expand_as(weights_BHnN), x_BHNbD);
   }

@@ -67,10 +67,12 @@ at::Tensor Blocks::mask(std::int64_t offset) const {
   return mask_BNbb.defined() ? mask_BNbb.unsqueeze(1) : mask_BNbb;
 }
 
-at::Tensor new_blocks_like(const at::Tensor& x) {
-  if (x.is_contiguous()) return at::empty(x.sizes(), x.options());
-  return at::empty({x.size(0), x.size(2), x.size(3), x.size(1), x.size(4)}, x.options())
-      .permute({0, 3, 1, 2, 4});
+at::Tensor new_blocks_like(const at::Tensor& x) { return new_blocks(x, x.size(2)); }
+
+at::Tensor new_blocks(const at::Tensor& x, std::int64_t num_blocks) {
+  const std::int64_t B = x.size(0), H = x.size(1), b = x.size(3), D = x.size(4);
+  if (x.is_contiguous()) return at::empty({B, H, num_blocks, b, D}, x.options());
+  return at::empty({B, num_blocks, b, H, D}, x.options()).permute({0, 3, 1, 2, 4});
 }
 
 at::Tensor shift_blocks(const at::Tensor& x, std::int64_t dim, std::int64_t offset,

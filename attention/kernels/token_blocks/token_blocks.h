@@ -46,6 +46,8 @@ class Blocks {
 // A new, uninitialized tensor like x [B, H, N, b, D]: contiguous where x is, else in the layers'
 // order [B, N, b, H, D].
 at::Tensor new_blocks_like(const at::Tensor& x_BHNbD);
+// The same with another number of blocks.
+at::Tensor new_blocks(const at::Tensor& x_BHNbD, std::int64_t num_blocks);
 
 // x [.., N at `dim`, ..] with entry n replaced by entry n + offset, or by `fill` if there is none.
 at::Tensor shift_blocks(const at::Tensor& x, std::int64_t dim, std::int64_t offset,

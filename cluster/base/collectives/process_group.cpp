@@ -203,6 +203,20 @@ std::unique_ptr<Work> ProcessGroup::recorded(std::unique_ptr<Work> work, std::in
   return std::make_unique<RecordedWork>(std::move(work), ring_, sequence);
 }
 
+template <typename Start>
+void ProcessGroup::start_and_wait(const Start& start) {
+  caller_waits_ = true;
+  std::unique_ptr<Work> work;
+  try {
+    work = start();
+  } catch (...) {
+    caller_waits_ = false;
+    throw;
+  }
+  caller_waits_ = false;
+  work->wait();
+}
+
 std::unique_ptr<Work> ProcessGroup::all_reduce_async(at::Tensor tensor, ReduceOp op,
                                                      std::string_view name) {
   check_tensor(tensor, "all_reduce", name);
@@ -211,7 +225,7 @@ std::unique_ptr<Work> ProcessGroup::all_reduce_async(at::Tensor tensor, ReduceOp
 }
 
 void ProcessGroup::all_reduce(at::Tensor tensor, ReduceOp op, std::string_view name) {
-  all_reduce_async(std::move(tensor), op, name)->wait();
+  start_and_wait([&] { return all_reduce_async(std::move(tensor), op, name); });
 }
 
 std::unique_ptr<Work> ProcessGroup::reduce_scatter_async(at::Tensor output, at::Tensor input,
@@ -225,7 +239,8 @@ std::unique_ptr<Work> ProcessGroup::reduce_scatter_async(at::Tensor output, at::
 
 void ProcessGroup::reduce_scatter(at::Tensor output, at::Tensor input, ReduceOp op,
                                   std::string_view name) {
-  reduce_scatter_async(std::move(output), std::move(input), op, name)->wait();
+  start_and_wait(
+      [&] { return reduce_scatter_async(std::move(output), std::move(input), op, name); });
 }
 
 std::unique_ptr<Work> ProcessGroup::all_gather_async(at::Tensor output, at::Tensor input,
@@ -238,7 +253,7 @@ std::unique_ptr<Work> ProcessGroup::all_gather_async(at::Tensor output, at::Tens
 }
 
 void ProcessGroup::all_gather(at::Tensor output, at::Tensor input, std::string_view name) {
-  all_gather_async(std::move(output), std::move(input), name)->wait();
+  start_and_wait([&] { return all_gather_async(std::move(output), std::move(input), name); });
 }
 
 std::unique_ptr<Work> ProcessGroup::all_to_all_async(at::Tensor output,
@@ -261,19 +276,21 @@ std::unique_ptr<Work> ProcessGroup::all_to_all_async(at::Tensor output,
 void ProcessGroup::all_to_all(at::Tensor output, std::span<const std::int64_t> receive_counts,
                               at::Tensor input, std::span<const std::int64_t> send_counts,
                               std::string_view name) {
-  all_to_all_async(std::move(output), receive_counts, std::move(input), send_counts, name)->wait();
+  start_and_wait([&] {
+    return all_to_all_async(std::move(output), receive_counts, std::move(input), send_counts, name);
+  });
 }
 
 void ProcessGroup::broadcast(at::Tensor tensor, int root, std::string_view name) {
   check_tensor(tensor, "broadcast", name);
   check(root >= 0 && root < size(), "broadcast", name, "root is not a rank of the group");
   const std::int64_t sequence = start("broadcast", name, tensor);
-  recorded(do_broadcast(std::move(tensor), root), sequence)->wait();
+  start_and_wait([&] { return recorded(do_broadcast(std::move(tensor), root), sequence); });
 }
 
 void ProcessGroup::barrier(std::string_view name) {
   const std::int64_t sequence = start("barrier", name, at::Tensor());
-  recorded(do_barrier(), sequence)->wait();
+  start_and_wait([&] { return recorded(do_barrier(), sequence); });
 }
 
 std::vector<std::string> ProcessGroup::all_gather_bytes(const std::string& mine,

@@ -5,7 +5,8 @@
 // Every operation is collective over the group: all ranks must call the same operations in the same
 // order, with matching shapes and dtypes. Tensors are contiguous, on the group's device, and of
 // dtype fp32, fp64, bf16 or int64. Sums are taken in rank order 0, 1, 2, ... (bf16 accumulates in
-// fp32), so a result depends on the number of ranks but never on timing.
+// fp32), or first inside nodes (cluster/two_levels.h), so a result depends on the number of ranks
+// and of nodes but never on timing.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -120,6 +121,9 @@ class ProcessGroup {
   // number. Messages carry it. So if a rank skips an operation, the messages of its next operation
   // are not mistaken for those of the skipped one. For use inside do_*().
   int operation_tag() const { return operation_tag_; }
+  // Whether the caller waits for the operation being started before it does anything else. For use
+  // inside do_*().
+  bool caller_waits() const { return caller_waits_; }
   // Implementations start the operation and return a handle. Arguments are already checked.
   virtual std::unique_ptr<Work> do_all_reduce(at::Tensor tensor, ReduceOp op) = 0;
   virtual std::unique_ptr<Work> do_reduce_scatter(at::Tensor output, at::Tensor input,
@@ -136,8 +140,13 @@ class ProcessGroup {
   std::int64_t start(std::string_view operation, std::string_view name, const at::Tensor& tensor);
   std::unique_ptr<Work> recorded(std::unique_ptr<Work> work, std::int64_t sequence);
 
+  // Calls start(), which starts an operation, and waits for it.
+  template <typename Start>
+  void start_and_wait(const Start& start);
+
   OperationRing ring_;
   int operation_tag_ = 0;
+  bool caller_waits_ = false;
 };
 
 // A group of one: every operation is the identity. For commands and models that use no parallelism.

@@ -179,8 +179,8 @@ void synchronize(at::Device) {}
 
 #endif
 
-KernelDtype kernel_dtype(const at::Tensor& tensor) {
-  switch (tensor.scalar_type()) {
+KernelDtype kernel_dtype(at::ScalarType dtype) {
+  switch (dtype) {
     case at::kFloat:
       return KernelDtype::kFloat;
     case at::kDouble:
@@ -193,7 +193,7 @@ KernelDtype kernel_dtype(const at::Tensor& tensor) {
       return KernelDtype::kLong;
     default:
       fail(ExitCode::kInternal, "internal error: no kernel takes tensors of {}",
-           c10::toString(tensor.scalar_type()));
+           c10::toString(dtype));
   }
 }
 

@@ -53,8 +53,11 @@ void synchronize(at::Device device);
 // This thread's current stream on the device of a CUDA tensor. Only in builds with CUDA.
 CUstream_st* current_stream(const at::Tensor& tensor);
 
-// The tensor's dtype. Error(kInternal) if no kernel supports it.
-KernelDtype kernel_dtype(const at::Tensor& tensor);
+// The dtype of kernels. Error(kInternal) if no kernel supports it.
+KernelDtype kernel_dtype(at::ScalarType dtype);
+inline KernelDtype kernel_dtype(const at::Tensor& tensor) {
+  return kernel_dtype(tensor.scalar_type());
+}
 
 // True if `num_bytes` from the start of the tensor's data can be moved 16 bytes at a time.
 bool fits_vectors(const at::Tensor& tensor, std::int64_t num_bytes);

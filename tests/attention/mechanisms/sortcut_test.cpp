@@ -72,7 +72,7 @@ TEST(SortCut, AnyPermutationOfAllBlocksIsDenseAttention) {
   }
 }
 
-// The weights of an encoder's 16 tokens, from the SortNet's parameters: linear, pooling first.
+// The weights of an encoder's whole blocks, from the SortNet's parameters: linear, pooling first.
 at::Tensor weights_of(const Built& built, const at::Tensor& x_BSC) {
   const at::Tensor psi_BNC = x_BSC.unflatten(1, {-1, kBlock}).select(2, 0);
   const at::Tensor scores_BHNM =
@@ -89,25 +89,33 @@ at::Tensor weights_of(const Built& built, const at::Tensor& x_BSC) {
 
 TEST(SortCut, IsItsDefinition) {
   for (const bool local : {false, true}) {
-    for (const auto& [num_queries, blocks] :
-         {std::pair(16, 1), {16, 2}, {16, 3}, {16, 9}, {5, 2}, {90, 3}}) {
-      if (local && num_queries != 16) continue;
-      SCOPED_TRACE(std::to_string(num_queries) + " queries, blocks " + std::to_string(blocks) +
-                   (local ? ", local" : ""));
-      const Built built(sortcut(blocks, local), false, at::kDouble, 16);
-      AttentionInput in = cross_input(num_queries, 16);
+    // One of nine blocks is mixed where its sources lie, other mixes are matrix products.
+    for (const auto& [num_queries, num_keys, blocks] : {std::tuple(16, 16, 1),
+                                                        {16, 16, 2},
+                                                        {16, 16, 3},
+                                                        {16, 16, 9},
+                                                        {5, 16, 2},
+                                                        {90, 16, 3},
+                                                        {36, 36, 1},
+                                                        {7, 36, 1}}) {
+      if (local && num_queries != num_keys) continue;
+      SCOPED_TRACE(std::to_string(num_queries) + " queries, " + std::to_string(num_keys) +
+                   " keys, blocks " + std::to_string(blocks) + (local ? ", local" : ""));
+      const Built built(sortcut(blocks, local), false, at::kDouble, num_keys);
+      AttentionInput in = cross_input(num_queries, num_keys);
+      const std::int64_t N = num_keys / kBlock;
       if (local) in.x_q_BLC = in.x_kv_BSC;
       const at::Tensor first_BHnN =
-          weights_of(built, in.x_kv_BSC).narrow(2, 0, std::min(blocks, 4));
+          weights_of(built, in.x_kv_BSC).narrow(2, 0, std::min<std::int64_t>(blocks, N));
       const auto sorted = [&](const at::Tensor& x_BHSD) {
-        return at::einsum("bhuv,bhvsd->bhusd", {first_BHnN, x_BHSD.unflatten(2, {4, -1})})
+        return at::einsum("bhuv,bhvsd->bhusd", {first_BHnN, x_BHSD.unflatten(2, {N, -1})})
             .flatten(2, 3);
       };
       const at::Tensor k = sorted(in.k_BHSD), v = sorted(in.v_BHSD);
       at::Tensor expected;
       if (local) {
         std::vector<at::Tensor> blocks_of_queries;
-        for (std::int64_t n = 0; n < 4; ++n) {
+        for (std::int64_t n = 0; n < N; ++n) {
           const auto own = [&](const at::Tensor& x) { return x.narrow(2, n * kBlock, kBlock); };
           blocks_of_queries.push_back(softmax_attention(
               own(in.q_BHLD), at::cat({k, own(in.k_BHSD)}, 2), at::cat({v, own(in.v_BHSD)}, 2)));

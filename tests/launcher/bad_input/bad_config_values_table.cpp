@@ -217,6 +217,8 @@ std::vector<BadInput> of_train() {
             ExitCode::kData, {"corpus", "record 'label'", "--label-column"}),
       train("for another number of ranks", "--set mesh.data=3", ExitCode::kConfig,
             {"mesh.data is 3", "1 rank"}),
+      train("in nodes of another size", "--ranks 2 --set mesh.ranks_per_node=3", ExitCode::kConfig,
+            {"mesh.ranks_per_node: 3", "2 data-parallel ranks"}),
       train("for another number of supervised ranks", "--ranks 2 --set mesh.data=3",
             ExitCode::kConfig, {"mesh.data is 3", "2 ranks"}),
       as_process(train("a stream the corpus has not", "--set task.language_model.stream=letters",

@@ -45,8 +45,9 @@ TEST(Collectives, AGroupGivesWhatIsExpected) {
     for (const Collective what : kCollectives) {
       const CollectiveTensors tensors = make_tensors(what, 999, group.rank(), kRanks);
       run(what, tensors.output, tensors.input);
-      EXPECT_EQ(first_difference(tensors.output, expected_output(what, 999, group.rank(), kRanks)),
-                "")
+      EXPECT_EQ(
+          first_difference(tensors.output, expected_output(what, 999, {group.rank(), kRanks, 1})),
+          "")
           << collective_name(what) << " on rank " << group.rank();
     }
   });
@@ -56,9 +57,12 @@ TEST(Collectives, ASumInAnotherOrderIsSeen) {
   const auto values = [](int rank) {
     return make_tensors(Collective::kAllReduce, 999, rank, 3).output;
   };
-  const at::Tensor expected = expected_output(Collective::kAllReduce, 999, 0, 3);
+  const at::Tensor expected = expected_output(Collective::kAllReduce, 999, {0, 3, 1});
   EXPECT_EQ(first_difference(values(0) + values(1) + values(2), expected), "");
   EXPECT_NE(first_difference(values(2) + values(1) + values(0), expected), "");
+  const at::Tensor in_nodes = expected_output(Collective::kAllReduce, 999, {0, 4, 2});
+  EXPECT_EQ(first_difference((values(0) + values(1)) + (values(2) + values(3)), in_nodes), "");
+  EXPECT_NE(first_difference(values(0) + values(1) + values(2) + values(3), in_nodes), "");
 }
 
 TEST(Collectives, OneBitIsSeenAndNamed) {

@@ -335,6 +335,21 @@ TEST_F(PlanCommand, TheLastMicroBatchHidesTheNetwork) {
               seconds(whole, "backward") * (1 - 1 / rows), 1e-6 * seconds(whole, "backward"));
 }
 
+// Two nodes of two ranks: the sums of a node leave it once, half by each rank.
+TEST_F(PlanCommand, InTwoLevelsHalfOfTheGradientsLeaveANode) {
+  const auto gradients = [&](const std::string& setting) {
+    return nlohmann::json::parse(plan({"--json", "--ranks", "4", "--ranks-per-node", "2", "--set",
+                                       setting}))["communication"]["gradients"];
+  };
+  const auto levels = gradients("mesh.ranks_per_node=2"),
+             direct = gradients("mesh.ranks_per_node=0");
+  const double bytes = levels["bytes"].get<double>();
+  EXPECT_EQ(direct["bytes"].get<double>(), bytes);
+  EXPECT_NEAR(levels["sent_to_other_nodes"].get<double>(), bytes / 2, 1e-6);
+  EXPECT_NEAR(direct["sent_to_other_nodes"].get<double>(), bytes, 1e-6);
+  EXPECT_NEAR(levels["sent_bytes"].get<double>(), direct["sent_bytes"].get<double>(), 1e-6);
+}
+
 // In a ring one rank of a node sends to another node; directly, each sends to all others.
 TEST_F(PlanCommand, WhatLeavesANodeDependsOnTheWayOfSending) {
   for (const bool ring : {false, true}) {

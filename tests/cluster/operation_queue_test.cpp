@@ -1,0 +1,74 @@
+#include "cluster/operation_queue.h"
+
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <chrono>
+#include <stdexcept>
+#include <thread>
+#include <vector>
+
+namespace birkhoff {
+namespace {
+
+TEST(OperationQueue, ACallerRunsItsOperationAfterThoseBefore) {
+  OperationQueue queue;
+  std::vector<int> order;
+  std::thread::id ran_on;
+  const auto first = queue.submit([&] {
+    std::this_thread::sleep_for(std::chrono::milliseconds(30));
+    order.push_back(1);
+  });
+  queue
+      .submit_to_caller([&] {
+        order.push_back(2);
+        ran_on = std::this_thread::get_id();
+      })
+      ->wait();
+  EXPECT_EQ(order, (std::vector<int>{1, 2}));
+  EXPECT_EQ(ran_on, std::this_thread::get_id());
+  EXPECT_FALSE(queue.busy());
+  first->wait();
+  queue.submit([&] { order.push_back(3); })->wait();
+  EXPECT_EQ(order.back(), 3);
+}
+
+// The ranks no longer agree on the order.
+TEST(OperationQueue, AfterAFailureNothingRuns) {
+  for (const bool on_caller : {true, false}) {
+    OperationQueue queue;
+    const auto start = [&](bool caller, const std::function<void()>& operation) {
+      return caller ? queue.submit_to_caller(operation) : queue.submit(operation);
+    };
+    EXPECT_THROW(start(on_caller, [] { throw std::runtime_error("lost"); })->wait(),
+                 std::runtime_error);
+    for (const bool next : {true, false}) {
+      EXPECT_THROW(start(next, [] { ADD_FAILURE() << "ran"; })->wait(), std::runtime_error);
+    }
+  }
+}
+
+TEST(OperationQueue, OneOperationAtATime) {
+  OperationQueue queue;
+  std::atomic<int> running = 0, done = 0;
+  const auto operation = [&] {
+    EXPECT_EQ(++running, 1);
+    std::this_thread::yield();
+    EXPECT_EQ(--running, 0);
+    ++done;
+  };
+  std::vector<std::thread> threads;
+  for (int t = 0; t < 3; ++t) {
+    threads.emplace_back([&] {
+      for (int i = 0; i < 300; ++i) {
+        const auto work = i % 3 == 0 ? queue.submit(operation) : queue.submit_to_caller(operation);
+        work->wait();
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(done, 900);
+}
+
+}  // namespace
+}  // namespace birkhoff
