@@ -17,18 +17,23 @@ namespace {
 constexpr std::size_t kMessageBytes = std::size_t{1} << 20;
 // If a rank receives at most this many bytes in total, all_reduce sends every tensor to every rank:
 // one exchange instead of two.
-constexpr std::size_t kSmallBytes = 16384;
+constexpr std::size_t kSmallBytes = 65536;
 
-// Pauses after a poll that found nothing: yields the core during the first microseconds, then
-// sleeps for a sixteenth of the time waited so far. A long wait thus costs almost nothing, and no
-// wait grows by more than a sixteenth.
+// How long a wait yields the core before it sleeps: of a communication thread, which takes cores from
+// threads that compute, and of a caller, which has nothing else to do.
+constexpr std::chrono::microseconds kThreadYields(20), kCallerYields(200);
+
+// Pauses after a poll that found nothing: yields the core at first, then sleeps for a sixteenth of
+// the time waited so far. A long wait thus costs almost nothing, and no wait grows by more than a
+// sixteenth.
 class PollPause {
  public:
+  explicit PollPause(std::chrono::microseconds yields) : yields_(yields) {}
   void restart() { start_ = Clock::now(); }
   void operator()() const {
     using std::chrono::microseconds;
     const auto waited = std::chrono::duration_cast<microseconds>(Clock::now() - start_);
-    if (waited < microseconds(20)) {
+    if (waited < yields_) {
       ::sched_yield();
     } else {
       std::this_thread::sleep_for(std::clamp(waited / 16, microseconds(20), microseconds(500)));
@@ -37,6 +42,7 @@ class PollPause {
 
  private:
   using Clock = std::chrono::steady_clock;
+  const std::chrono::microseconds yields_;
   Clock::time_point start_ = Clock::now();
 };
 
@@ -87,8 +93,10 @@ class MpiGroup::MpiTransfers : public Transfers {
 
 template <typename Operation>
 std::unique_ptr<Work> MpiGroup::submit(Operation operation) {
-  auto run = [this, tag = operation_tag(), operation = std::move(operation)] {
+  auto run = [this, tag = operation_tag(), on_caller = caller_waits(),
+              operation = std::move(operation)] {
     tag_ = tag;
+    on_caller_ = on_caller;
     num_buffers_ = 0;
     operation();
   };
@@ -226,7 +234,7 @@ void MpiGroup::transfer(const Piece& piece, const char* call, Start start) {
 void MpiGroup::wait_for_requests() {
   const int num_requests = static_cast<int>(requests_.size());
   std::vector<int> completed(requests_.size());
-  PollPause pause;
+  PollPause pause(on_caller_ ? kCallerYields : kThreadYields);
   for (int num_left = num_requests; num_left > 0;) {
     int num_completed = 0;
     mpi_check(MPI_Testsome(num_requests, requests_.data(), &num_completed, completed.data(),

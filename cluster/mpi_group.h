@@ -84,7 +84,8 @@ class MpiGroup : public ProcessGroup {
 
   MPI_Comm comm_ = MPI_COMM_NULL;
   NodeRanks ranks_{.rank = 0, .size = 1, .node_ranks = 1};
-  int tag_ = 0;  // of the running operation
+  int tag_ = 0;             // of the running operation
+  bool on_caller_ = false;  // whether it runs on its caller's thread
   std::vector<MPI_Request> requests_;
   std::vector<Buffer> buffers_;  // the operations share them
   std::size_t num_buffers_ = 0;  // of the running operation
