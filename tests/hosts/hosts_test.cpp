@@ -5,6 +5,9 @@
 
 #include <chrono>
 #include <csignal>
+#include <iostream>
+#include <map>
+#include <sstream>
 #include <thread>
 
 #include "hosts_fixture.h"
@@ -25,6 +28,21 @@ using testing::Not;
 std::vector<std::string> hosts_of(const std::filesystem::path& run) {
   const std::vector<Job> jobs = read_history(RunPaths{run}.history());
   return jobs.empty() ? std::vector<std::string>() : jobs.back().start.hosts;
+}
+
+// Counted by its network interfaces, apart from the loopback.
+double bytes_sent(const std::string& proc_net_dev) {
+  double bytes = 0;
+  std::istringstream lines(proc_net_dev);
+  for (std::string line; std::getline(lines, line);) {
+    const std::size_t colon = line.find(':');
+    if (colon == std::string::npos || line.find("lo:") != std::string::npos) continue;
+    std::istringstream columns(line.substr(colon + 1));
+    double column = 0;
+    for (int i = 0; i < 9; ++i) columns >> column;  // eight of receiving, then the bytes sent
+    bytes += column;
+  }
+  return bytes;
 }
 
 TEST_F(Hosts, TwoRanksOnTwoHostsHaveTheBitsOfOneHost) {
@@ -56,6 +74,31 @@ TEST_F(Hosts, FourRanksOnTwoHostsHaveTheBitsOfOneHost) {
   for (const int host : {1, 2}) {
     EXPECT_EQ(said_on_host(host, {"ls", "/dev/shm"}), "") << "nothing is left on node" << host;
   }
+}
+
+// With mesh.ranks_per_node a host of two ranks sends its sums once instead of twice.
+TEST_F(Hosts, InNodesEachHostSendsItsSumsOnce) {
+  std::map<std::string, double> sent;
+  for (const std::string ranks_per_node : {"0", "2"}) {
+    SCOPED_TRACE(ranks_per_node);
+    const std::string name = "nodes_of_" + ranks_per_node;
+    const std::vector<std::string> options = {"--ranks", "4",
+                                              "--set",   "train.steps=60",
+                                              "--set",   "checkpoint.every=0",
+                                              "--set",   "mesh.ranks_per_node=" + ranks_per_node};
+    const double before = bytes_sent(said_on_host(1, {"cat", "/proc/net/dev"}));
+    const Finished trained = run_child(on_host(1, train(name, options), "hostfile4"));
+    sent[ranks_per_node] = bytes_sent(said_on_host(1, {"cat", "/proc/net/dev"})) - before;
+    ASSERT_EQ(trained.code, 0) << trained.err;
+    const bool advised = trained.err.find("set mesh.ranks_per_node: 2") != std::string::npos;
+    EXPECT_EQ(advised, ranks_per_node == "0") << trained.err;
+    const Finished here = run_child(train(name + "_here", options));
+    ASSERT_EQ(here.code, 0) << here.err;
+    expect_like_reference(name, name + "_here");
+  }
+  std::cout << "bytes sent by a host: " << sent["0"] << " at one level, " << sent["2"]
+            << " in nodes\n";
+  EXPECT_LT(sent["2"], 0.6 * sent["0"]);
 }
 
 TEST_F(Hosts, ALostHostIsNamedAndTheRunResumesWithTheSameBits) {
