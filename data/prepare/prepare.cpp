@@ -103,13 +103,13 @@ class Preparation {
   const std::string& text_hash() const { return text_hash_; }
 
  private:
-  using Visit =
-      std::function<void(const Document&, const Piece&, std::string_view, std::int64_t offset)>;
+  using Visit = std::function<void(const Document&, const DocumentPiece&, std::string_view,
+                                   std::int64_t offset)>;
 
   // Visits all text piece by piece and calls end(document, piece) after each piece. Fails if the
   // input is no longer what was scanned, or leaves a split without text.
   void pass(const char* phase, const std::string& tokenizer, const Visit& visit,
-            const std::function<void(const Document&, const Piece&)>& end) {
+            const std::function<void(const Document&, const DocumentPiece&)>& end) {
     progress_.begin(phase, scan_.bytes);
     TextChecker checker(tokenizer, tokenizer == "bytes");
     std::array<std::int64_t, 3> bytes = {};
@@ -117,7 +117,7 @@ class Preparation {
     TextHash text_hash;
     const InputScan now = for_each_input(options_, inputs_, folder_, [&](const Document& document) {
       text_hash.begin(document);
-      for (const Piece& piece : rule_.pieces(document)) {
+      for (const DocumentPiece& piece : rule_.pieces(document)) {
         std::int64_t piece_bytes = 0;
         for_each_chunk(document, piece.begin, piece.end, options_.chunk_bytes,
                        [&](std::string_view part, std::int64_t offset) {
@@ -149,13 +149,14 @@ class Preparation {
     CharVocabulary chars;
     WordVocabulary words(kind_ == TokenizerKind::kWords ? WordRule::kAll : WordRule::kWhiteSpace);
     LineSampler lines(options_.sample_bytes);
-    const auto visit = [&](const Document&, const Piece& piece, std::string_view text,
+    const auto visit = [&](const Document&, const DocumentPiece& piece, std::string_view text,
                            std::int64_t) {
       if (kind_ == TokenizerKind::kChars) return chars.add(text, piece.split == kTrain);
       if (kind_ != TokenizerKind::kSentencePiece) return words.add(text, piece.split == kTrain);
       if (piece.split == kTrain) lines.add(text);
     };
-    pass("build vocabulary", options_.tokenizer, visit, [](const Document&, const Piece&) {});
+    pass("build vocabulary", options_.tokenizer, visit,
+         [](const Document&, const DocumentPiece&) {});
     switch (kind_) {
       case TokenizerKind::kChars:
         return vocabulary_tokenizer(options_.tokenizer, chars.file_content());
@@ -224,8 +225,8 @@ class Preparation {
                                      options_.shard_tokens);
     }
     std::string lost;  // of the first part that the tokens do not give back
-    const auto visit = [&](const Document& document, const Piece& piece, std::string_view text,
-                           std::int64_t offset) {
+    const auto visit = [&](const Document& document, const DocumentPiece& piece,
+                           std::string_view text, std::int64_t offset) {
       Output& output = outputs[piece.split];
       std::string unknown;
       const auto ids = encoded(*tokenizer, document, text, offset, unknown);
@@ -239,7 +240,7 @@ class Preparation {
       output.has_tokens |= !ids.empty();
       output.unknown->append(unknown.data(), std::ssize(unknown));
     };
-    const auto end = [&](const Document& document, const Piece& piece) {
+    const auto end = [&](const Document& document, const DocumentPiece& piece) {
       Output& output = outputs[piece.split];
       if (!output.has_tokens && !entry.has_end_of_document()) {
         fail(ExitCode::kData,

@@ -59,7 +59,7 @@ std::int64_t SplitRule::due(SplitIndex last, std::int64_t seen) const {
   return static_cast<std::int64_t>(std::floor(ends_[last] * static_cast<double>(seen)));
 }
 
-std::vector<Piece> SplitRule::pieces(const Document& document) {
+std::vector<DocumentPiece> SplitRule::pieces(const Document& document) {
   if (document.split != kTrain) return {{document.split, 0, document.bytes}};
   const bool is_small = static_cast<double>(document.bytes) <= small_bytes(document);
   if (is_small || document.text) return {{draw(document), 0, document.bytes}};
@@ -94,9 +94,9 @@ SplitIndex SplitRule::draw(const Document& document) {
   return drawn;
 }
 
-std::vector<Piece> SplitRule::cut(const Document& document) {
+std::vector<DocumentPiece> SplitRule::cut(const Document& document) {
   cut_.seen += document.bytes;
-  std::vector<Piece> pieces;
+  std::vector<DocumentPiece> pieces;
   std::int64_t begin = 0, given_before = 0;
   for (const SplitIndex split : kSplits) {
     given_before += cut_.given[split];

@@ -12,7 +12,7 @@
 namespace birkhoff {
 
 // Bytes [begin, end) of a document that go to a split.
-struct Piece {
+struct DocumentPiece {
   SplitIndex split = kTrain;
   std::int64_t begin = 0, end = 0;
 };
@@ -35,7 +35,7 @@ class SplitRule {
 
   // The pieces of the next document, in the order of the walk. Call reset() when a pass begins. At
   // most one piece per split; no piece is empty.
-  std::vector<Piece> pieces(const Document& document);
+  std::vector<DocumentPiece> pieces(const Document& document);
   void reset();
 
   // Whether the split gets text: it has a fraction, or its own texts.
@@ -52,7 +52,7 @@ class SplitRule {
   std::int64_t due(SplitIndex last, std::int64_t seen) const;
   double small_bytes(const Document& document) const;  // the limit in its input
   SplitIndex draw(const Document& document);
-  std::vector<Piece> cut(const Document& document);
+  std::vector<DocumentPiece> cut(const Document& document);
 
   const std::vector<std::int64_t> input_bytes_;
   const std::array<double, 3> fractions_;

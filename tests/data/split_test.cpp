@@ -50,7 +50,7 @@ class Texts {
     Given given;
     for (const Document& document : documents_) {
       std::int64_t end = 0;
-      for (const Piece& piece : rule.pieces(document)) {
+      for (const DocumentPiece& piece : rule.pieces(document)) {
         EXPECT_EQ(piece.begin, end) << "a document's pieces are all of it, in order";
         EXPECT_LT(piece.begin, piece.end);
         end = piece.end;
