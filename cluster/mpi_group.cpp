@@ -19,8 +19,8 @@ constexpr std::size_t kMessageBytes = std::size_t{1} << 20;
 // one exchange instead of two.
 constexpr std::size_t kSmallBytes = 65536;
 
-// How long a wait yields the core before it sleeps: of a communication thread, which takes cores from
-// threads that compute, and of a caller, which has nothing else to do.
+// How long a wait yields the core before it sleeps: of a communication thread, which takes cores
+// from threads that compute, and of a caller, which has nothing else to do.
 constexpr std::chrono::microseconds kThreadYields(20), kCallerYields(200);
 
 // Pauses after a poll that found nothing: yields the core at first, then sleeps for a sixteenth of

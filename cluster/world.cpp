@@ -68,8 +68,8 @@ World::World() {
     ::setenv("OMPI_MCA_orte_create_session_dirs", "0", /*overwrite=*/0);
   }
   check_step_of_environment();
-  // Messages up to this size are copied through shared memory at once. Open MPI's own limit is 4096,
-  // and its handshake above takes twice as long as the copy.
+  // Messages up to this size are copied through shared memory at once. Open MPI's own limit is
+  // 4096, and its handshake above takes twice as long as the copy.
   ::setenv("OMPI_MCA_btl_vader_eager_limit", "32768", /*overwrite=*/0);
   if (!may_read_processes()) {
     ::setenv("OMPI_MCA_btl_vader_single_copy_mechanism", "none", /*overwrite=*/0);
