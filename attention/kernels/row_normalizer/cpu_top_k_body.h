@@ -135,18 +135,20 @@ class TopKPasses : public HeadTiles<T> {
     }
   }
 
-  // Of equal scores the earlier key stays first.
+  // Of equal scores the earlier key stays first. Behind the new score all others move back by one,
+  // also those that are equal to the one before them.
   void insert(Vector<S> score, int key, S* best, Bit<S>* index) const {
-    Bits<S> k = Bits<S>{} + key;
+    Bits<S> k = Bits<S>{} + key, moves{};
     for (int n = 0; n < shape_.kept; ++n) {
       const Vector<S> old = load(best + n * kN);
       const Bits<S> old_k = load_bits<S>(index + n * kN);
       const Bits<S> larger = score > old;
-      store(best + n * kN, larger ? score : old);
-      const Bits<S> stored = larger ? k : old_k;
+      moves |= larger;
+      store(best + n * kN, moves ? score : old);
+      const Bits<S> stored = moves ? k : old_k;
       __builtin_memcpy(index + n * kN, &stored, sizeof(stored));
-      score = larger ? old : score;
-      k = larger ? old_k : k;
+      score = moves ? old : score;
+      k = moves ? old_k : k;
     }
   }
 

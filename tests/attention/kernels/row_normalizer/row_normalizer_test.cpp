@@ -316,13 +316,15 @@ TEST(RowKernel, TopKKeepsTheFirstOfEqualScores) {
       [&](const RowKernels<float>& kernels, const std::string& name) {
         RowProblem in{
             {at::ones({1, 4}), at::ones({150, 4}), at::zeros({150, 4}), at::ones({1, 4})}};
-        for (const int key : {3, 77, 149}) in.v[key].fill_(key);
+        for (const int key : {3, 7, 77}) in.v[key].fill_(key);
         in.k.narrow(0, 0, 3).fill_(0.5);
+        in.k[149].fill_(1.25);  // takes the place of the last of the equal keys
         in.first = at::zeros({1}, at::kInt);
         in.end = at::full({1}, 150, at::kInt);
         in.kept = at::full({1}, 5, at::kInt);
         const RowResults results = run_head(kernels, {.kind = Normalizer::kTopK, .top_k = 5}, in);
-        EXPECT_NEAR(results.out[0][0].item<double>(), 3.0 / 5, 1e-6) << name;  // keys 3 to 7
+        EXPECT_NEAR(results.out[0][0].item<double>(), 3.0 / (4 + std::exp(0.5)), 1e-6)
+            << name << ": not keys 3 to 6 and 149";
       });
 }
 
