@@ -1,5 +1,7 @@
 #include "cluster/mesh.h"
 
+#include <algorithm>
+
 #include "cluster/base/error.h"
 #include "configs/schema/config.pb.h"
 
@@ -13,7 +15,7 @@ namespace {
 // The group of the ranks that share `color`. An axis of size 1 needs no communicator; every rank of
 // the world takes the same branch.
 std::unique_ptr<ProcessGroup> make_axis(World& world, int axis_size, int color, at::Device device,
-                                        int node_ranks = 0) {
+                                        int node_ranks = 1) {
   if (axis_size == 1) return make_single_group(device);
   std::unique_ptr<ProcessGroup> group = world.split(color, world.rank(), node_ranks);
 #ifdef BIRKHOFF_CUDA
@@ -54,7 +56,7 @@ Mesh::Mesh(World& world, const configs::Mesh& config, at::Device device) {
   const int data_index = world.rank() / (tensor_size * sequence_size);
   // The ranks of a group differ only in the index on its axis.
   data_ = make_axis(world, static_cast<int>(data_size), sequence_index * tensor_size + tensor_index,
-                    device, config.ranks_per_node());
+                    device, std::max(1, config.ranks_per_node()));
   sequence_ = make_axis(world, sequence_size, data_index * tensor_size + tensor_index, device);
   tensor_ = make_axis(world, tensor_size, data_index * sequence_size + sequence_index, device);
 }

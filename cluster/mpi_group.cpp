@@ -53,8 +53,9 @@ MpiGroup::MpiGroup(MPI_Comm parent, int node_ranks) : queue_(std::make_unique<Op
   mpi_check(MPI_Comm_set_errhandler(comm_, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
   mpi_check(MPI_Comm_rank(comm_, &ranks_.rank), "MPI_Comm_rank");
   mpi_check(MPI_Comm_size(comm_, &ranks_.size), "MPI_Comm_size");
-  ranks_.node_ranks = node_ranks > 0 ? node_ranks : 1;
-  require(ranks_.size % ranks_.node_ranks == 0, "MpiGroup: node_ranks must divide the ranks");
+  ranks_.node_ranks = node_ranks;
+  require(node_ranks >= 1 && ranks_.size % ranks_.node_ranks == 0,
+          "MpiGroup: node_ranks must divide the ranks");
 }
 
 MpiGroup::~MpiGroup() {

@@ -28,8 +28,8 @@ class MpiGroup : public ProcessGroup {
  public:
   // Duplicates `parent`. Collective over it. MPI must have been started with MPI_THREAD_MULTIPLE
   // and must outlive the group. With node_ranks, a divisor of its size, all_reduce, reduce_scatter
-  // and all_gather have two levels (two_levels.h); 0: one.
-  explicit MpiGroup(MPI_Comm parent, int node_ranks = 0);
+  // and all_gather have two levels (two_levels.h); 1: one.
+  explicit MpiGroup(MPI_Comm parent, int node_ranks = 1);
   // Not collective: does not wait for other ranks. Abandons operations that are still running (an
   // exception is in flight); MPI cannot be finalized properly after that.
   ~MpiGroup() override;
@@ -37,7 +37,7 @@ class MpiGroup : public ProcessGroup {
   int rank() const override { return ranks_.rank; }
   int size() const override { return ranks_.size; }
   // The payload that this rank has sent to ranks of other nodes, all operations together; without
-  // node_ranks, to all other ranks. Collectives of MPI itself (broadcast, barrier) are not counted.
+  // nodes, to all other ranks. Collectives of MPI itself (broadcast, barrier) are not counted.
   std::int64_t bytes_between_nodes() const { return bytes_between_nodes_; }
 
  protected:

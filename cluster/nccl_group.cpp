@@ -97,12 +97,11 @@ class NcclGroup::HostWork : public Work {
 
 NcclGroup::NcclGroup(ProcessGroup& control, at::Device device, int node_ranks)
     : device_(current(device)),
-      ranks_{.rank = control.rank(),
-             .size = control.size(),
-             .node_ranks = node_ranks > 0 ? node_ranks : 1},
+      ranks_{.rank = control.rank(), .size = control.size(), .node_ranks = node_ranks},
       stream_(CudaStream::Priority::kHigh),
       exceptions_at_start_(std::uncaught_exceptions()) {
-  require(size() % ranks_.node_ranks == 0, "NcclGroup: node_ranks must divide the ranks");
+  require(node_ranks >= 1 && size() % node_ranks == 0,
+          "NcclGroup: node_ranks must divide the ranks");
   ncclUniqueId id{};
   if (rank() == 0) {
     const ncclResult_t result = ncclGetUniqueId(&id);

@@ -33,9 +33,9 @@ class NcclGroup : public ProcessGroup {
   // Connects the ranks of `control`, a group for host tensors: it broadcasts the communicator's id
   // and is not used afterwards. `device` is this rank's GPU and must be the current device
   // (cuda_device()). Error(kPeer) if NCCL cannot connect the ranks. With node_ranks, a divisor of
-  // its size, all_reduce, reduce_scatter and all_gather have two levels (two_levels.h); 0: one.
+  // its size, all_reduce, reduce_scatter and all_gather have two levels (two_levels.h); 1: one.
   // Collective over control.
-  NcclGroup(ProcessGroup& control, at::Device device, int node_ranks = 0);
+  NcclGroup(ProcessGroup& control, at::Device device, int node_ranks = 1);
   // Waits for the other ranks to get here too, for at most 10 seconds. During exception unwinding
   // it does not wait and aborts running operations. CUDA must outlive the group.
   ~NcclGroup() override;

@@ -34,7 +34,7 @@ class World {
 
   // A group of the ranks with equal `color`, ordered by `key`; node_ranks as in MpiGroup.
   // Collective over the world.
-  std::unique_ptr<ProcessGroup> split(int color, int key, int node_ranks = 0);
+  std::unique_ptr<ProcessGroup> split(int color, int key, int node_ranks = 1);
 
   // Ends every rank of the world with this exit code (MPI_Abort). Local.
   [[noreturn]] void abort(int exit_code);

@@ -307,7 +307,7 @@ std::vector<std::string> queue_jobs(const BatchJob& job, const std::string& scri
   try {
     if (arguments.fresh) {
       sbatch({"--test-only", script.string()});
-      // First all of them: a sweep is moved aside as a whole or not at all.
+      // All are checked before the first one moves, so a sweep moves as a whole or not at all.
       for (const Planned& run : runs) check_not_held(run.folder);
       for (const Planned& run : runs) {
         RunFolder(run.folder, run.config.train().seed(), /*fresh=*/true);

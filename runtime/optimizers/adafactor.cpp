@@ -19,8 +19,8 @@
 namespace birkhoff {
 namespace {
 
-constexpr std::int64_t kRowsOfBlock = 32;        // fixed, so that sums over rows have one order
-constexpr std::int64_t kThreadElements = 16384;  // fewest elements per thread
+constexpr std::int64_t kRowsOfBlock = 32;  // fixed, so that sums over rows have one order
+constexpr std::int64_t kMinElementsPerThread = 16384;  // of a parallel loop
 
 struct Matrix {
   std::int64_t num_rows, num_columns;
@@ -82,7 +82,7 @@ void factored_change(const T* g, T* rows, T* columns, T* u, Matrix matrix, const
 // A vector: updates the mean square of each element, and writes u.
 template <typename T>
 void plain_change(const T* g, T* full, T* u, std::int64_t n, const Factors<T>& f) {
-  at::parallel_for(0, n, kThreadElements, [&](std::int64_t begin, std::int64_t end) {
+  at::parallel_for(0, n, kMinElementsPerThread, [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t i = begin; i < end; ++i) {
       const T gradient = g[i] * f.gradient_scale;
       full[i] = f.beta * full[i] + (1 - f.beta) * (gradient * gradient + f.epsilon1);
@@ -157,7 +157,7 @@ void Adafactor::update(Entry& entry, const StepScalars& scalars, double beta) {
     double rate = scalars.get(StepScalars::kLearningRate);
     if (scale_by_parameter_) rate *= std::max(rms(p, n), epsilon2_);
     rate /= std::max(1.0, rms(u, n) / clip_update_);
-    at::parallel_for(0, n, kThreadElements, [&](std::int64_t begin, std::int64_t end) {
+    at::parallel_for(0, n, kMinElementsPerThread, [&](std::int64_t begin, std::int64_t end) {
       for (std::int64_t i = begin; i < end; ++i) p[i] -= static_cast<scalar_t>(rate) * u[i];
     });
   });

@@ -47,9 +47,8 @@ at::Tensor reduce_serially(const std::vector<at::Tensor>& parts, ReduceOp op) {
   return result.to(dtype);
 }
 
-// First over the ranks of each node, then over nodes; at one level without node_ranks.
+// First over the ranks of each node, then over nodes.
 at::Tensor reduce_by_nodes(const std::vector<at::Tensor>& parts, ReduceOp op, int node_ranks) {
-  if (node_ranks == 0) return reduce_serially(parts, op);
   std::vector<at::Tensor> sums;
   for (auto node = parts.begin(); node != parts.end(); node += node_ranks) {
     sums.push_back(reduce_serially({node, node + node_ranks}, op));

@@ -6,9 +6,9 @@
 
 namespace birkhoff {
 
-// Every operation, dtype and reduction, with sizes that do and do not divide among the ranks. With
-// node_ranks, sums have two levels (cluster/two_levels.h).
-void check_operations(ProcessGroup& group, int node_ranks = 0);
+// Every operation, dtype and reduction, with sizes that do and do not divide among the ranks. Sums
+// are taken in nodes of node_ranks first (cluster/two_levels.h).
+void check_operations(ProcessGroup& group, int node_ranks = 1);
 // Byte strings of different lengths.
 void check_bytes(ProcessGroup& group);
 // Several operations in flight, waited for in a different order.
