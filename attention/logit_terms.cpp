@@ -36,15 +36,18 @@ LogitTerms::LogitTerms(const configs::Mechanism& config, const MechanismShape& s
     const std::vector<std::int64_t> sizes{relative.per_head() ? shape.heads : 1,
                                           shape.causal ? most + 1 : 2 * most + 1, shape.head_dim};
     const auto table = [&](const char* name) {
-      return parameters.add(prefix + name, sizes, table_init(shape.head_dim), /*decay=*/false);
+      const Initializer init = table_init(shape.head_dim);
+      return relative.per_head()
+                 ? parameters.add_of_heads(prefix + name, sizes, init, /*decay=*/false)
+                 : parameters.add(prefix + name, sizes, init, /*decay=*/false);
     };
     relative_.least = -most;
     relative_.keys_HRD = table(".relative_keys");
     if (relative.values()) relative_.values_HRD = table(".relative_values");
   }
   if (config.sink()) {
-    sink_H_ = parameters.add(prefix + ".sink", {shape.heads}, Initializer::zeros(),
-                             /*decay=*/false);
+    sink_H_ = parameters.add_of_heads(prefix + ".sink", {shape.heads}, Initializer::zeros(),
+                                      /*decay=*/false);
   }
 }
 

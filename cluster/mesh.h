@@ -3,6 +3,7 @@
 #pragma once
 
 #include <memory>
+#include <vector>
 
 #include "cluster/base/collectives/process_group.h"
 #include "cluster/world.h"
@@ -13,24 +14,37 @@ class Mesh;
 
 namespace birkhoff {
 
-// Error(kConfig) if mesh.ranks_per_node does not divide the data-parallel ranks.
-void check_nodes(const configs::Mesh& mesh, std::int64_t data_ranks);
+// The data-parallel ranks of `num_ranks` ranks. Error(kConfig) if a size is out of range, the
+// product of the sizes is not `num_ranks`, or ranks_per_node does not divide the data axis.
+std::int64_t check_axes(const configs::Mesh& mesh, std::int64_t num_ranks);
 
 class Mesh {
  public:
   // If mesh.data is 0, the data axis takes the ranks that remain after the other axes. The data
-  // group reduces in two levels with mesh.ranks_per_node (two_levels.h). Error(kConfig) if a size
-  // is out of range, the product of the sizes is not the size of the world, or ranks_per_node does
-  // not divide the data axis. `device` holds the tensors of all groups; if it is a GPU (this rank's
-  // own, and the current device), the groups use NCCL. Collective over the world.
+  // group reduces in two levels with mesh.ranks_per_node (two_levels.h). Errors as check_axes().
+  // `device` holds the tensors of all groups; if it is a GPU (this rank's own, and the current
+  // device), the groups use NCCL. Collective over the world. `world` must outlive the mesh.
   Mesh(World& world, const configs::Mesh& config, at::Device device);
   // The groups of this rank; size 1 where an axis is unused.
-  ProcessGroup& data() { return *data_; }
-  ProcessGroup& tensor() { return *tensor_; }
-  ProcessGroup& sequence() { return *sequence_; }
+  ProcessGroup& data() { return data_.group(); }
+  ProcessGroup& tensor() { return tensor_.group(); }
+  ProcessGroup& sequence() { return sequence_.group(); }
+  // All groups that communicate, each once, the world first.
+  std::vector<const ProcessGroup*> groups() const { return groups_; }
+  // The same ranks as data() and tensor(), for host tensors.
+  ProcessGroup& data_on_host() { return *data_.host; }
+  ProcessGroup& tensor_on_host() { return *tensor_.host; }
 
  private:
-  std::unique_ptr<ProcessGroup> data_, tensor_, sequence_;
+  struct Axis {
+    std::unique_ptr<ProcessGroup> host, gpu;  // no gpu: its tensors are on the host
+    ProcessGroup& group() { return gpu ? *gpu : *host; }
+  };
+  static Axis make_axis(World& world, int axis_size, int color, at::Device device,
+                        int node_ranks = 1);
+
+  Axis data_, tensor_, sequence_;
+  std::vector<const ProcessGroup*> groups_;
 };
 
 }  // namespace birkhoff

@@ -2,19 +2,20 @@
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/full.h>
-#include <ATen/ops/linear.h>
 #include <c10/core/GradMode.h>
 
 #include <algorithm>
 
 #include "cluster/base/error.h"
 #include "configs/schema/config.pb.h"
+#include "models/tensor_parallel/parallel_cross_entropy.h"
 
 namespace birkhoff {
 
 LanguageModel::LanguageModel(const configs::Config& config, std::int64_t vocabulary,
-                             at::Device device)
-    : parameters_(make_parameters(config, device)),
+                             const ModelPlacement& place)
+    : parameters_(make_parameters(config, place)),
+      vocabulary_(vocabulary),
       sequence_length_(config.data().sequence_length()),
       embedding_(config, StackRole::kDecoder, vocabulary, parameters_),
       stack_(config, StackRole::kDecoder, parameters_) {
@@ -27,45 +28,66 @@ LanguageModel::LanguageModel(const configs::Config& config, std::int64_t vocabul
                   ? embedding_.weight_VE()
                   : parameters_.add("output.weight", {vocabulary, width},
                                     weight_init(model, WeightRole::kEmbedding, channels),
-                                    /*decay=*/true);
+                                    /*decay=*/true, {.dim = 0});
 }
 
-at::Tensor LanguageModel::outputs(const Batch& batch, const std::optional<NoiseKey>& noise,
-                                  NamedSums& sums) const {
-  return stack_.forward(embedding_(batch, noise), token_context(batch), noise, sums);
+at::Tensor LanguageModel::outputs(const Batch& batch, const TokenSlices& tokens,
+                                  const std::optional<NoiseKey>& noise, NamedSums& sums) const {
+  return stack_.forward(embedding_(batch, tokens, noise), token_context(batch, tokens), noise,
+                        sums);
 }
 
-at::Tensor LanguageModel::output_logits(const at::Tensor& x) const {
-  return at::linear(output_down_ ? (*output_down_)(x) : x,
-                    output_VE.to(parameters_.compute_dtype()));
+at::Tensor LanguageModel::output_logits(const at::Tensor& x, const TokenSlices& tokens) const {
+  return tokens
+      .gather_linear(output_down_ ? (*output_down_)(x) : x,
+                     output_VE.to(parameters_.compute_dtype()), {})
+      .y_BTO;
+}
+
+at::Tensor LanguageModel::all_logits(const at::Tensor& logits_BTv) const {
+  ProcessGroup* const group = parameters_.place().tensor;
+  return (group == nullptr ? logits_BTv : gather_logits(logits_BTv, vocabulary_, *group))
+      .to(parameters_.dtype());
+}
+
+LossSums LanguageModel::loss_of(const at::Tensor& logits_BTv, const at::Tensor& targets_BT,
+                                const at::Tensor& mask_BT) const {
+  const ModelPlacement& place = parameters_.place();
+  if (place.tensor == nullptr) return cross_entropy_sums(logits_BTv, targets_BT, mask_BT);
+  return parallel_cross_entropy_sums(logits_BTv, targets_BT, mask_BT,
+                                     partition(vocabulary_, place.tensor_rank, place.tensor_size),
+                                     *place.tensor);
 }
 
 LossSums LanguageModel::loss_sums(const Batch& batch, const std::optional<NoiseKey>& noise) {
   NamedSums sums;
-  const at::Tensor x_BTC = outputs(batch, noise, sums);
-  LossSums loss_sums = output_loss(x_BTC, batch.at(field::kTargets), batch.at(field::kMask));
-  add_layer_sums(sums, loss_sums);
+  const TokenSlices tokens = token_slices(batch, parameters_);
+  const at::Tensor x_BTC = outputs(batch, tokens, noise, sums);
+  LossSums loss_sums =
+      output_loss(x_BTC, tokens, batch.at(field::kTargets), batch.at(field::kMask));
+  add_layer_sums(sums, loss_sums, parameters_.place().tensor);
   return loss_sums;
 }
 
-LossSums LanguageModel::output_loss(const at::Tensor& x_BTC, const at::Tensor& targets_BT,
-                                    const at::Tensor& mask_BT) const {
-  // 256 MiB in fp32, and as much again for the log-softmax.
+LossSums LanguageModel::output_loss(const at::Tensor& x_BTC, const TokenSlices& tokens,
+                                    const at::Tensor& targets_BT, const at::Tensor& mask_BT) const {
+  // 256 MiB in fp32 on a rank, and as much again for the log-softmax.
   constexpr std::int64_t kMaxLogits = std::int64_t{1} << 26;
-  const std::int64_t vocabulary = output_VE.size(0), tokens = targets_BT.numel();
-  if (c10::GradMode::is_enabled() || tokens * vocabulary <= kMaxLogits) {
-    return cross_entropy_sums(output_logits(x_BTC), targets_BT, mask_BT);
+  const int ranks = parameters_.place().tensor_size;
+  const std::int64_t ids = (vocabulary_ + ranks - 1) / ranks, num_tokens = targets_BT.numel();
+  if (c10::GradMode::is_enabled() || num_tokens * ids <= kMaxLogits) {
+    return loss_of(output_logits(x_BTC, tokens), targets_BT, mask_BT);
   }
-  const at::Tensor x_1NC = x_BTC.flatten(0, 1).unsqueeze(0);
-  const at::Tensor targets_1N = targets_BT.reshape({1, tokens}),
-                   mask_1N = mask_BT.reshape({1, tokens});
-  const std::int64_t rows = std::max<std::int64_t>(1, kMaxLogits / vocabulary);
+  const at::Tensor x_1NC = tokens.gather(x_BTC).flatten(0, 1).unsqueeze(0);
+  const at::Tensor targets_1N = targets_BT.reshape({1, num_tokens}),
+                   mask_1N = mask_BT.reshape({1, num_tokens});
+  const std::int64_t rows = std::max<std::int64_t>(1, kMaxLogits / ids);
   LossSums total;
-  for (std::int64_t begin = 0; begin < tokens; begin += rows) {
-    const std::int64_t count = std::min(rows, tokens - begin);
+  for (std::int64_t begin = 0; begin < num_tokens; begin += rows) {
+    const std::int64_t count = std::min(rows, num_tokens - begin);
     const LossSums part =
-        cross_entropy_sums(output_logits(x_1NC.narrow(1, begin, count)),
-                           targets_1N.narrow(1, begin, count), mask_1N.narrow(1, begin, count));
+        loss_of(output_logits(x_1NC.narrow(1, begin, count), {}),
+                targets_1N.narrow(1, begin, count), mask_1N.narrow(1, begin, count));
     if (begin == 0) {
       total = part;
       continue;
@@ -79,7 +101,8 @@ LossSums LanguageModel::output_loss(const at::Tensor& x_BTC, const at::Tensor& t
 
 at::Tensor LanguageModel::logits(const Batch& batch, const std::optional<NoiseKey>& noise) {
   NamedSums sums;
-  return output_logits(outputs(batch, noise, sums)).to(parameters_.dtype());
+  const TokenSlices tokens = token_slices(batch, parameters_);
+  return all_logits(output_logits(outputs(batch, tokens, noise, sums), tokens));
 }
 
 std::unique_ptr<DecodeCache> LanguageModel::decode_cache(std::int64_t batch) {
@@ -91,14 +114,17 @@ at::Tensor LanguageModel::decode_step(DecodeCache& cache, const at::Tensor& toke
   require(cache.length() < max_tokens(), "decode_step: the cache already holds max_tokens()");
   const at::Tensor tokens_BT = tokens_B.unsqueeze(1);
   const at::Tensor positions_BT = at::full(tokens_BT.sizes(), cache.length(), tokens_BT.options());
-  return output_logits(stack_.decode_step(cache, embedding_.embed(tokens_BT, positions_BT)))
-      .squeeze(1)
-      .to(parameters_.dtype());
+  const TokenSlices slices(parameters_.place(), tokens_B.size(0), 1);
+  const at::Tensor x =
+      stack_.decode_step(cache, embedding_.embed(tokens_BT, positions_BT, slices), slices);
+  return all_logits(output_logits(x, slices)).squeeze(1);
 }
 
 double LanguageModel::forward_flops_per_sequence() const {
-  const double of_token = embedding_.flops() + 2.0 * static_cast<double>(output_VE.numel()) +
-                          (output_down_ ? output_down_->flops() : 0);
+  const double of_token =
+      embedding_.flops() +
+      2.0 * static_cast<double>(vocabulary_) * static_cast<double>(output_VE.size(1)) +
+      (output_down_ ? output_down_->flops() : 0);
   return static_cast<double>(sequence_length_) * of_token + stack_.forward_flops(sequence_length_);
 }
 

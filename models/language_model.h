@@ -23,7 +23,8 @@ namespace birkhoff {
 class LanguageModel final : public Model, public Decoder {
  public:
   // config must be resolved. Errors as of Stack.
-  LanguageModel(const configs::Config& config, std::int64_t vocabulary, at::Device device);
+  LanguageModel(const configs::Config& config, std::int64_t vocabulary,
+                const ModelPlacement& place);
 
   Parameters& parameters() override { return parameters_; }
   LossSums loss_sums(const Batch& batch, const std::optional<NoiseKey>& noise) override;
@@ -39,22 +40,26 @@ class LanguageModel final : public Model, public Decoder {
   std::vector<std::string> warnings() const override { return stack_.warnings(); }
 
  private:
-  // The outputs [B, T, C] of the stack.
-  at::Tensor outputs(const Batch& batch, const std::optional<NoiseKey>& noise,
-                     NamedSums& sums) const;
-  // The logits of such outputs, in the compute dtype.
-  at::Tensor output_logits(const at::Tensor& x) const;
-  // cross_entropy_sums() of the logits. Without gradients, no more than 2^26 logits exist at a
-  // time.
-  LossSums output_loss(const at::Tensor& x_BTC, const at::Tensor& targets_BT,
-                       const at::Tensor& mask_BT) const;
+  // The outputs [B, T, C] of the stack, or a slice.
+  at::Tensor outputs(const Batch& batch, const TokenSlices& tokens,
+                     const std::optional<NoiseKey>& noise, NamedSums& sums) const;
+  // The logits of such outputs for this rank's ids, in the compute dtype.
+  at::Tensor output_logits(const at::Tensor& x, const TokenSlices& tokens) const;
+  // From this rank's logits: those of all ids in the parameters' dtype, and cross_entropy_sums().
+  at::Tensor all_logits(const at::Tensor& logits_BTv) const;
+  LossSums loss_of(const at::Tensor& logits_BTv, const at::Tensor& targets_BT,
+                   const at::Tensor& mask_BT) const;
+  // The loss of the stack's outputs. Without gradients, no more than 2^26 logits exist at a time.
+  LossSums output_loss(const at::Tensor& x_BTC, const TokenSlices& tokens,
+                       const at::Tensor& targets_BT, const at::Tensor& mask_BT) const;
 
   Parameters parameters_;
-  std::int64_t sequence_length_;
+  std::int64_t vocabulary_, sequence_length_;
   TokenEmbedding embedding_;
   Stack stack_;
   std::optional<Linear> output_down_;  // from C to E, of a factorized embedding
-  at::Tensor output_VE;                // the embedding table itself if embeddings are tied
+  // This rank's rows; the embedding table itself if embeddings are tied.
+  at::Tensor output_VE;
 };
 
 }  // namespace birkhoff

@@ -5,6 +5,7 @@
 #include <ATen/ops/argmax.h>
 #include <ATen/ops/log_softmax.h>
 #include <ATen/ops/ones_like.h>
+#include <ATen/ops/where.h>
 #include <c10/core/GradMode.h>
 
 #include "cluster/base/error.h"
@@ -17,8 +18,8 @@ constexpr char kAccuracy[] = "accuracy";
 }  // namespace
 
 TextClassifier::TextClassifier(const configs::Config& config, std::int64_t vocabulary,
-                               at::Device device)
-    : parameters_(make_parameters(config, device)),
+                               const ModelPlacement& place)
+    : parameters_(make_parameters(config, place)),
       sequence_length_(config.data().sequence_length()),
       embedding_(config, StackRole::kEncoder, vocabulary, parameters_),
       stack_(config, StackRole::kEncoder, parameters_),
@@ -44,9 +45,18 @@ at::Tensor TextClassifier::pool(const at::Tensor& x_BTC, const at::Tensor& lengt
 
 at::Tensor TextClassifier::logits(const Batch& batch, const std::optional<NoiseKey>& noise,
                                   NamedSums& sums) const {
-  const at::Tensor x_BTC =
-      stack_.forward(embedding_(batch, noise), token_context(batch), noise, sums);
-  return output_(pool(x_BTC, batch.at(field::kLengths)));
+  const TokenSlices tokens = token_slices(batch, parameters_);
+  const at::Tensor x_BTC = tokens.gather(
+      stack_.forward(embedding_(batch, tokens, noise), token_context(batch, tokens), noise, sums));
+  const at::Tensor logits_BK = output_(pool(x_BTC, batch.at(field::kLengths)));
+  if (!tokens.divided()) return logits_BK;
+  // All ranks compute all logits, but each gives the gradient of its own samples only.
+  const ModelPlacement& place = parameters_.place();
+  const Interval mine = partition(logits_BK.size(0), place.tensor_rank, place.tensor_size);
+  const at::Tensor sample_B1 =
+      at::arange(logits_BK.size(0), logits_BK.options().dtype(at::kLong)).unsqueeze(1);
+  return at::where(sample_B1.ge(mine.begin).logical_and(sample_B1.lt(mine.end)), logits_BK,
+                   logits_BK.detach());
 }
 
 LossSums TextClassifier::loss_sums(const Batch& batch, const std::optional<NoiseKey>& noise) {
@@ -61,7 +71,8 @@ LossSums TextClassifier::loss_sums(const Batch& batch, const std::optional<Noise
   const at::Tensor& lengths_B = batch.at(field::kLengths);
   loss_sums.tokens = lengths_B.sum(at::kDouble);
   loss_sums.named.emplace_back(kAccuracy, correct);
-  add_layer_sums(sums, loss_sums, lengths_B.to(parameters_.dtype()).reciprocal());
+  add_layer_sums(sums, loss_sums, parameters_.place().tensor,
+                 lengths_B.to(parameters_.dtype()).reciprocal());
   return loss_sums;
 }
 

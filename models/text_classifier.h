@@ -22,7 +22,8 @@ namespace birkhoff {
 class TextClassifier final : public Model, public Classifier {
  public:
   // config must be resolved. Errors as of Stack.
-  TextClassifier(const configs::Config& config, std::int64_t vocabulary, at::Device device);
+  TextClassifier(const configs::Config& config, std::int64_t vocabulary,
+                 const ModelPlacement& place);
 
   Parameters& parameters() override { return parameters_; }
   // Counts one target per sequence, to which mechanisms add the mean of their auxiliary losses over

@@ -18,8 +18,10 @@ at::Tensor int64_tensor(std::int64_t elements) {
   return at::empty({elements}, at::TensorOptions(at::kLong));
 }
 
-std::vector<TensorPart> replicated_of(std::vector<TensorPart> parts) {
-  std::erase_if(parts, [](const TensorPart& part) { return !part.replicated; });
+std::vector<TensorPart> replicated_of(std::vector<TensorPart> parts, bool whole) {
+  std::erase_if(parts, [&](const TensorPart& part) {
+    return !part.replicated || part.region.has_whole_box() != whole;
+  });
   return parts;
 }
 
@@ -60,43 +62,68 @@ std::string describe_elements(const at::Tensor& mine, const at::Tensor& theirs) 
 
 }  // namespace
 
-Agreement::Agreement(ProcessGroup& ranks, std::vector<TensorPart> parts, std::string host)
-    : ranks_(ranks), replicated_(replicated_of(std::move(parts))), host_(std::move(host)) {}
+Agreement::Agreement(ProcessGroup& world, ProcessGroup& replicas,
+                     const std::vector<TensorPart>& parts, std::string host)
+    : world_(world), host_(std::move(host)) {
+  // The replicas' ranks in the world are equidistant (cluster/mesh.h).
+  const int stride = world.size() / replicas.size();
+  const auto add = [&](ProcessGroup& ranks, bool whole, int first, int step) {
+    Comparison comparison{ranks, replicated_of(parts, whole), {}};
+    for (int i = 0; i < ranks.size(); ++i) comparison.world_ranks.push_back(first + i * step);
+    comparisons_.push_back(std::move(comparison));
+  };
+  add(world, /*whole=*/true, 0, 1);
+  if (stride > 1) add(replicas, /*whole=*/false, world.rank() % stride, stride);
+}
 
 std::string Agreement::find_difference(const TrainState& state) {
-  if (ranks_.size() == 1) return "";
+  std::string difference = find_difference(comparisons_[0], text_of(state));
+  if (!difference.empty() || comparisons_.size() == 1) return difference;
+  // The other ranks of the world have other parts.
+  for (std::string& of_rank :
+       world_.all_gather_bytes(find_difference(comparisons_[1], ""), "difference of parts")) {
+    if (difference.empty()) difference = std::move(of_rank);
+  }
+  return difference;
+}
+
+std::string Agreement::find_difference(const Comparison& comparison,
+                                       const std::string& position) const {
+  ProcessGroup& ranks = comparison.ranks;
+  if (ranks.size() == 1) return "";
   // One hash per part, then one of the position.
-  const at::Tensor hashes = int64_tensor(static_cast<std::int64_t>(replicated_.size()) + 1);
+  const at::Tensor hashes = int64_tensor(static_cast<std::int64_t>(comparison.parts.size()) + 1);
   std::int64_t* hash = hashes.mutable_data_ptr<std::int64_t>();
-  for (const TensorPart& part : replicated_) {
+  for (const TensorPart& part : comparison.parts) {
     const at::Tensor data = part.data.cpu();
     *hash++ = std::bit_cast<std::int64_t>(xxh3_64(data.const_data_ptr(), data.nbytes()));
   }
-  const std::string position = text_of(state);
   *hash = std::bit_cast<std::int64_t>(xxh3_64(position.data(), position.size()));
 
-  const at::Tensor digest = int64_tensor(1), digests = int64_tensor(ranks_.size());
+  const at::Tensor digest = int64_tensor(1), digests = int64_tensor(ranks.size());
   *digest.mutable_data_ptr<std::int64_t>() =
       std::bit_cast<std::int64_t>(xxh3_64(hashes.const_data_ptr(), hashes.nbytes()));
-  ranks_.all_gather(digests, digest, "agreement");
+  ranks.all_gather(digests, digest, "agreement");
   const std::int64_t* all = digests.const_data_ptr<std::int64_t>();
-  if (std::all_of(all, all + ranks_.size(), [&](std::int64_t d) { return d == all[0]; })) return "";
-  return describe(hashes, position);
+  if (std::all_of(all, all + ranks.size(), [&](std::int64_t d) { return d == all[0]; })) return "";
+  return describe(comparison, hashes, position);
 }
 
-std::string Agreement::describe(const at::Tensor& hashes, const std::string& position) {
+std::string Agreement::describe(const Comparison& comparison, const at::Tensor& hashes,
+                                const std::string& position) const {
+  ProcessGroup& ranks = comparison.ranks;
   const std::int64_t length = hashes.numel();
-  const at::Tensor gathered = int64_tensor(length * ranks_.size());
-  ranks_.all_gather(gathered, hashes, "hashes of all tensors");
+  const at::Tensor gathered = int64_tensor(length * ranks.size());
+  ranks.all_gather(gathered, hashes, "hashes of all tensors");
   const std::int64_t* all = gathered.const_data_ptr<std::int64_t>();
   const std::vector<int> party =
-      largest_party({all, static_cast<std::size_t>(gathered.numel())}, ranks_.size());
+      largest_party({all, static_cast<std::size_t>(gathered.numel())}, ranks.size());
   const int reference = party.front();
-  const bool majority = 2 * static_cast<int>(party.size()) > ranks_.size();
+  const bool majority = 2 * static_cast<int>(party.size()) > ranks.size();
 
   std::vector<int> others;
   std::vector<std::int64_t> differing;  // indices of hashes
-  for (int rank = 0; rank < ranks_.size(); ++rank) {
+  for (int rank = 0; rank < ranks.size(); ++rank) {
     if (std::ranges::find(party, rank) == party.end()) others.push_back(rank);
   }
   for (std::int64_t i = 0; i < length; ++i) {
@@ -110,31 +137,36 @@ std::string Agreement::describe(const at::Tensor& hashes, const std::string& pos
   // Each rank gives an example of the first thing that differs.
   const std::int64_t first = differing.front();
   std::string what, mine;
-  if (first < static_cast<std::int64_t>(replicated_.size())) {
-    const TensorPart& part = replicated_[static_cast<std::size_t>(first)];
+  if (first < static_cast<std::int64_t>(comparison.parts.size())) {
+    const TensorPart& part = comparison.parts[static_cast<std::size_t>(first)];
     what = part.name;
     const at::Tensor ours = part.data.cpu(), theirs = ours.clone();
-    ranks_.broadcast(theirs, reference, "tensor that differs");
+    ranks.broadcast(theirs, reference, "tensor that differs");
     mine = describe_elements(ours, theirs);
   } else {
     what = "the position in the run";
-    const std::string theirs = ranks_.broadcast_bytes(position, reference, "position");
+    const std::string theirs = ranks.broadcast_bytes(position, reference, "position");
     if (position != theirs) mine = fmt::format("{} instead of {}", position, theirs);
   }
-  if (!mine.empty()) mine = fmt::format("rank {} on {}: {}", ranks_.rank(), host_, mine);
-  std::vector<std::string> examples = ranks_.all_gather_bytes(mine, "how ranks differ");
+  const auto named = [&](std::vector<int> of_comparison) {
+    for (int& rank : of_comparison) rank = comparison.world_ranks[static_cast<std::size_t>(rank)];
+    return of_comparison;
+  };
+  if (!mine.empty()) mine = fmt::format("rank {} on {}: {}", world_.rank(), host_, mine);
+  std::vector<std::string> examples = ranks.all_gather_bytes(mine, "how ranks differ");
   std::erase_if(examples, [](const std::string& text) { return text.empty(); });
 
   const std::string who =
       majority
           ? fmt::format("{} not match the other ranks",
-                        others.size() == 1 ? fmt::format("rank {} does", others[0])
-                                           : fmt::format("ranks {} do", fmt::join(others, ", ")))
+                        others.size() == 1
+                            ? fmt::format("rank {} does", named(others)[0])
+                            : fmt::format("ranks {} do", fmt::join(named(others), ", ")))
           : fmt::format("ranks {} and {} hold different bits, and no majority says which are right",
-                        fmt::join(party, ", "), fmt::join(others, ", "));
+                        fmt::join(named(party), ", "), fmt::join(named(others), ", "));
   const std::string more =
       differing.size() == 1 ? "" : fmt::format(" and {} more", differing.size() - 1);
-  return fmt::format("{}: {}{} (compared with rank {}: {})", who, what, more, reference,
+  return fmt::format("{}: {}{} (compared with rank {}: {})", who, what, more, named({reference})[0],
                      fmt::join(examples, "; "));
 }
 

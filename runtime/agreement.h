@@ -14,22 +14,33 @@ namespace birkhoff {
 
 class Agreement {
  public:
-  // parts: parameters and optimizer state of this rank, as views of live memory. Parts that every
-  // rank of `ranks` replicates are compared; the others (ZeRO's slices) have no second copy. host:
-  // this rank's machine, for messages.
-  Agreement(ProcessGroup& ranks, std::vector<TensorPart> parts, std::string host);
+  // parts: parameters and optimizer state of this rank, as views of live memory. Whole tensors are
+  // compared over the world, parts of tensors over `replicas`, the ranks that hold the same parts
+  // (a data axis of the mesh); ZeRO's slices have no second copy. host: this rank's machine, for
+  // messages. Both groups are on hosts.
+  Agreement(ProcessGroup& world, ProcessGroup& replicas, const std::vector<TensorPart>& parts,
+            std::string host);
 
   // Compares 64-bit XXH3 hashes of every replicated part, and of the step, positions and counters,
   // which key all noise. Returns "" if all ranks agree. Otherwise returns one line, the same on all
   // ranks: which ranks differ from the majority (all ranks are named if there is none), in which
-  // tensors, and an example. Collective; one small all_gather while all ranks agree.
+  // tensors, and an example. Collective over the world; one small all_gather while all ranks agree,
+  // three if the world has other ranks than the replicas.
   std::string find_difference(const TrainState& state);
 
  private:
-  std::string describe(const at::Tensor& hashes, const std::string& position);
+  // Ranks that hold the same parts.
+  struct Comparison {
+    ProcessGroup& ranks;
+    std::vector<TensorPart> parts;
+    std::vector<int> world_ranks;
+  };
+  std::string find_difference(const Comparison& comparison, const std::string& position) const;
+  std::string describe(const Comparison& comparison, const at::Tensor& hashes,
+                       const std::string& position) const;
 
-  ProcessGroup& ranks_;
-  const std::vector<TensorPart> replicated_;
+  ProcessGroup& world_;
+  std::vector<Comparison> comparisons_;  // the world first
   const std::string host_;
 };
 

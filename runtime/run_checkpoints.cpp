@@ -21,19 +21,34 @@ namespace birkhoff {
 
 std::vector<TensorPart> model_tensors(Model& model) {
   std::vector<TensorPart> parts;
+  const auto add = [&](const std::string& name, StateKind kind, const at::Tensor& value,
+                       const TensorPlacement& placement) {
+    require(value.is_contiguous(), "parameters and statistics are contiguous");
+    for (TensorPart& part :
+         placed_parts(name, kind, placement, {0, value.numel()}, value.detach().view({-1}))) {
+      parts.push_back(std::move(part));
+    }
+  };
   for (const Parameter& parameter : model.parameters().list()) {
-    parts.push_back(whole_part(parameter.name, StateKind::kParameter, parameter.value, 0));
+    add(parameter.name, StateKind::kParameter, parameter.value, parameter.placement);
   }
   for (const Statistic& statistic : model.parameters().statistics()) {
-    parts.push_back(whole_part(statistic.name, StateKind::kStatistic, statistic.value, 0));
+    add(statistic.name, StateKind::kStatistic, statistic.value, statistic.placement);
   }
   return parts;
 }
 
 std::vector<TensorPart> training_parts(Model& model, Optimizer& optimizer, int num_ranks) {
+  const ModelPlacement& place = model.parameters().place();
   std::vector<TensorPart> parts = model_tensors(model);
-  balance_owners(parts, num_ranks);
+  balance_owners(parts, num_ranks / place.tensor_size);
   for (TensorPart& part : optimizer.state()) parts.push_back(std::move(part));
+  // Owners are data-parallel ranks so far. Of a part that the whole tensor axis holds, its first
+  // rank writes.
+  for (TensorPart& part : parts) {
+    part.owner =
+        part.owner * place.tensor_size + (part.region.has_whole_box() ? 0 : place.tensor_rank);
+  }
   return parts;
 }
 

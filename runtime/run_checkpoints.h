@@ -24,9 +24,10 @@ class Optimizer;
 class Reporter;
 class RunFolder;
 
-// A model's parameters and statistics, as views of live memory. Owner: rank 0.
+// This rank's part of a model's parameters and statistics, as views of live memory. Owner: rank 0.
 std::vector<TensorPart> model_tensors(Model& model);
-// The same, each with one of `num_ranks` owners, and the optimizer's state.
+// The same, and the optimizer's state, each with an owner in the world of `num_ranks`, where the
+// ranks of a tensor axis are neighbors (cluster/mesh.h).
 std::vector<TensorPart> training_parts(Model& model, Optimizer& optimizer, int num_ranks);
 
 // What the user should do about a diverged run; the end of a message.

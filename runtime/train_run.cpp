@@ -107,6 +107,40 @@ std::unique_ptr<Evaluator> evaluator_of_run(const Task& task, const configs::Eva
   return evaluator;
 }
 
+// The hosts of the ranks of one data axis: those that hold the first part of the model.
+std::vector<std::string> hosts_of_data_axis(const std::vector<std::string>& host_of_rank,
+                                            const configs::Config& config) {
+  std::vector<std::string> hosts;
+  for (std::size_t rank = 0; rank < host_of_rank.size();
+       rank += static_cast<std::size_t>(config.mesh().tensor())) {
+    hosts.push_back(host_of_rank[rank]);
+  }
+  return hosts;
+}
+
+// Warns if the ranks of a replica are on several hosts, and if bits change because they are others
+// than before.
+void warn_of_mesh(const configs::Config& config, const std::vector<std::string>& host_of_rank,
+                  const std::optional<configs::Config>& before) {
+  const auto tensor = static_cast<std::size_t>(config.mesh().tensor());
+  for (std::size_t rank = 0; rank < host_of_rank.size(); ++rank) {
+    const std::size_t first = rank - rank % tensor;
+    if (host_of_rank[rank] == host_of_rank[first]) continue;
+    log_warning(
+        "mesh.tensor: {}: ranks {} and {} hold parts of one model on two hosts, {} and {}: each "
+        "layer waits for the network; start a multiple of {} ranks on each host",
+        tensor, first, rank, host_of_rank[first], host_of_rank[rank], tensor);
+    break;
+  }
+  if (before && config.train().invariant().shards() > 0 &&
+      before->mesh().tensor() != config.mesh().tensor()) {
+    log_warning(
+        "mesh.tensor: {} -> {}: the run goes on, but train.invariant promises the same bits only "
+        "with the same mesh.tensor",
+        before->mesh().tensor(), config.mesh().tensor());
+  }
+}
+
 // What the run's history calls this job.
 std::string job_id(const RunHooks& hooks, const World& world) {
   if (!hooks.job_id.empty()) return hooks.job_id;
@@ -230,9 +264,7 @@ Outcome run_logged(const configs::Config& config, const RunPaths& paths, bool fr
   const configs::Watchdog& watchdog = config.watchdog();
   const Heartbeat heartbeat(
       world.group(), {watchdog.seconds(), watchdog.steps(), watchdog.patient_seconds()},
-      [&] {
-        return make_status(world, activity, {&world.group(), &group});
-      },
+      [&] { return make_status(world, activity, mesh.groups()); },
       [&](const Diagnosis& diagnosis) {
         log.write_to_file(LogLevel::kError, diagnosis.text);
         if (world.rank() == 0) {
@@ -251,7 +283,7 @@ Outcome run_logged(const configs::Config& config, const RunPaths& paths, bool fr
 
   const std::unique_ptr<Task> task = make_task(config);
   const ModelInputs inputs = task->inputs(corpus, kTrainSplit);
-  const std::unique_ptr<Model> model = task->make_model(inputs, group.device());
+  const std::unique_ptr<Model> model = task->make_model(inputs, {group.device(), &mesh.tensor()});
   GradBuckets buckets(model->parameters(), group, config.train().bucket_elements(),
                       config.train().invariant().shards(), config.train().zero_stage());
   const std::unique_ptr<Optimizer> optimizer = make_optimizer(config.train().optimizer(), buckets);
@@ -283,11 +315,13 @@ Outcome run_logged(const configs::Config& config, const RunPaths& paths, bool fr
              counted(world.size(), "rank"));
     log_info("optimizer state: {} on this rank, {}", counted(optimizer_bytes(parts), "byte"),
              buckets.sliced() ? fmt::format("one of {} slices (train.zero_stage)", group.size())
-                              : "all of it");
+             : mesh.tensor().size() > 1 ? "all of its part of the model"
+                                        : "all of it");
     log_info("memory before the first step: {}", memory_report(device));
     warn_at_start(config, *task, corpus, *model, inputs.vocabulary, *source, start, group);
-    const std::string of_nodes = warning_of_nodes(config, host_of_rank);
+    const std::string of_nodes = warning_of_nodes(config, hosts_of_data_axis(host_of_rank, config));
     if (!of_nodes.empty()) log_warning("{}", of_nodes);
+    warn_of_mesh(config, host_of_rank, start.before);
     write_file_durably(paths.config().string(), config_text(config));
     run.folder->cut_metrics(start.metrics_bytes);
   }
@@ -311,9 +345,7 @@ Outcome run_logged(const configs::Config& config, const RunPaths& paths, bool fr
   CheckpointWriter writer(paths.checkpoints(),
                           {config.checkpoint().keep(), config.checkpoint().keep_best()},
                           tokenizer_files, world.group(), [&] { run.folder->lease().check(); });
-  // Over the world, because hashes are taken and compared on hosts, and all ranks hold the same
-  // while the other axes of the mesh are 1.
-  Agreement agreement(world.group(), parts, world.host());
+  Agreement agreement(world.group(), mesh.data_on_host(), parts, world.host());
   RunCheckpoints checkpoints(&writer, world.group(),
                              make_header(config, corpus, inputs, run.id, world.size()), parts,
                              run.resume_path.empty() ? std::nullopt : std::optional(resumed_from),
@@ -321,7 +353,8 @@ Outcome run_logged(const configs::Config& config, const RunPaths& paths, bool fr
   checkpoints.check_space();
 
   Trainer trainer({config, *model, feed, group, world.group(), buckets, *optimizer, hooks.stop,
-                   *reporter, activity, checkpoints, evaluator.get(), &agreement});
+                   *reporter, activity, checkpoints, evaluator.get(), &agreement,
+                   &mesh.tensor_on_host()});
   const Outcome outcome = trainer.run(state);
   if (world.rank() != 0) return outcome;
   // Such a job would be requeued again and again.

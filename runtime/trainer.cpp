@@ -1,6 +1,5 @@
 #include "runtime/trainer.h"
 
-#include <ATen/ops/full.h>
 #include <ATen/ops/zeros.h>
 #include <fmt/format.h>
 
@@ -22,7 +21,7 @@ bool is_due(std::int64_t step, std::int64_t every) { return every > 0 && step % 
 Trainer::Trainer(TrainerParts parts)
     : parts_(parts),
       step_(parts_.config.train(), parts_.model, parts_.group, parts_.world, parts_.buckets,
-            parts_.optimizer, &parts_.activity),
+            parts_.optimizer, &parts_.activity, parts_.replica),
       clock_(parts_.group.device()) {}
 
 Outcome Trainer::run(TrainState& state) {
@@ -102,7 +101,10 @@ Trainer::StepResult Trainer::step(TrainState& state) {
   const configs::Train& train = parts_.config.train();
   const double waited_ms = parts_.feed.waited_ms();
   std::optional<Batch> next = parts_.feed.next();
-  const bool has_batch = next.has_value();
+  // The ranks of a replica compute with the same batch, or all with the one before.
+  const bool has_batch = parts_.replica == nullptr
+                             ? next.has_value()
+                             : !any_of(*parts_.replica, !next.has_value(), "missing batches");
   if (has_batch) batch_ = train.cuda_graph() ? static_batch_.hold(*next) : std::move(next);
   clock_.has_batch();
   const GradientSums sums = sum_gradients(state.step + 1, state.loss_scale,
@@ -231,9 +233,7 @@ bool Trainer::evaluate(TrainState& state) {
 }
 
 bool Trainer::any_asks_to_stop() {
-  const at::Tensor asks = at::full({1}, static_cast<std::int64_t>(parts_.stop.asked()), at::kLong);
-  if (parts_.world.size() > 1) parts_.world.all_reduce(asks, ReduceOp::kMax, "requests to stop");
-  return asks.item<std::int64_t>() != 0;
+  return any_of(parts_.world, parts_.stop.asked(), "requests to stop");
 }
 
 void Trainer::note_needed_seconds(double step_ms) {

@@ -24,7 +24,7 @@ std::string GradientSums::describe_non_finite() const {
 
 TrainingStep::TrainingStep(const configs::Train& train, Model& model, ProcessGroup& group,
                            ProcessGroup& world, GradBuckets& buckets, Optimizer& optimizer,
-                           Activity* activity)
+                           Activity* activity, ProcessGroup* replica)
     : train_(train),
       model_(model),
       group_(group),
@@ -32,6 +32,7 @@ TrainingStep::TrainingStep(const configs::Train& train, Model& model, ProcessGro
       buckets_(buckets),
       optimizer_(optimizer),
       activity_(activity),
+      replica_(replica),
       scalars_(group.device()),
       step_sums_(model, train.invariant().shards()),
       gradients_graph_(train.cuda_graph(), group.device()),
@@ -91,7 +92,10 @@ void TrainingStep::decide(bool losses_finite, bool stop_requested, GradientSums&
 }
 
 bool TrainingStep::gives_up() {
-  if (!abandoned_ && hooks_->gives_up) abandoned_ = hooks_->gives_up();
+  if (abandoned_ || !hooks_->gives_up) return abandoned_;
+  abandoned_ = hooks_->gives_up();
+  // A rank that went on alone would wait for the others in its first layer.
+  if (replica_ != nullptr) abandoned_ = any_of(*replica_, abandoned_, "giving up the step");
   return abandoned_;
 }
 

@@ -54,7 +54,8 @@ struct StepHooks {
   std::function<void()> launched{};      // all passes are launched, before finish_reducing()
   std::function<bool()> asks_to_stop{};  // called next: does this rank want to stop?
   // Called first, and before each micro-batch (not if train.cuda_graph replays it): does this rank
-  // give up the step? It then takes part only in the reductions.
+  // give up the step? It then takes part only in the reductions, and so do the other ranks that
+  // hold parts of the same replica.
   std::function<bool()> gives_up{};
   std::function<void()> forward_done{};  // after each micro-batch's pass, as backward_done
   std::function<void()> backward_done{};
@@ -64,9 +65,11 @@ class TrainingStep {
  public:
   // The caller owns everything, and it must outlive the step. `group`: the data-parallel ranks, the
   // same as the buckets'. `world`: all ranks that must skip and stop together, on hosts. activity:
-  // null: no watchdog.
+  // null: no watchdog. `replica`: the ranks that hold the parts of the model, on hosts; null: this
+  // rank holds all.
   TrainingStep(const configs::Train& train, Model& model, ProcessGroup& group, ProcessGroup& world,
-               GradBuckets& buckets, Optimizer& optimizer, Activity* activity = nullptr);
+               GradBuckets& buckets, Optimizer& optimizer, Activity* activity = nullptr,
+               ProcessGroup* replica = nullptr);
 
   // Computes the gradients of this rank's batch as step `step`, times `loss_scale`, and leaves
   // their sum over ranks in the buckets. Changes no parameter. With train.cuda_graph the passes are
@@ -95,6 +98,7 @@ class TrainingStep {
 
   void compute_gradients();  // of *batch_
   std::vector<ShardRows> shards_of_batch(std::int64_t batch_size) const;
+  // Collective over the replica.
   bool gives_up();
   // Fills in what all ranks decide together, from this rank's part. Collective over the world.
   void decide(bool losses_finite, bool stop_requested, GradientSums& sums) const;
@@ -106,6 +110,7 @@ class TrainingStep {
   GradBuckets& buckets_;
   Optimizer& optimizer_;
   Activity* activity_;
+  ProcessGroup* const replica_;
   // Of the running call; members because a recorded part must not capture them.
   const Batch* batch_ = nullptr;
   const StepHooks* hooks_ = nullptr;

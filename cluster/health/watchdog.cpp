@@ -165,15 +165,20 @@ std::string Watchdog::loss(const RankStatus& status) const {
                      last_seen(status));
 }
 
-// Ranks that wait in the operation that most ranks wait in are victims; the rest are to blame.
+// Ranks that wait are victims of those that do not. If all wait, those that wait in the operation
+// that most ranks wait in are, and the rest are to blame.
 std::string Watchdog::stall(double now) const {
   const Wait wait = most_wait();
   std::vector<std::string> blamed;
   double since = now;
+  const bool all_wait = std::ranges::all_of(
+      ranks_, [&](const Rank& rank) { return !is_missed(rank) || rank.status->waiting; });
   for (const Rank& rank : ranks_) {
     if (!is_missed(rank)) continue;
     since = std::min(since, rank.progressed);
-    if (std::ranges::find(wait.ranks, rank.status->rank) == wait.ranks.end()) {
+    const bool waits_with_most =
+        std::ranges::find(wait.ranks, rank.status->rank) != wait.ranks.end();
+    if (all_wait ? !waits_with_most : !rank.status->waiting) {
       blamed.push_back(fmt::format("{}, {}, {}", describe_rank(*rank.status),
                                    describe_place(*rank.status), describe_operation(*rank.status)));
     }

@@ -289,11 +289,7 @@ class ConsistencyCheck {
   }
 
   void check_mesh() const {
-    if (config_.mesh().tensor() != 1) {
-      config_error(places_, "mesh.tensor",
-                   "tensor parallelism is not supported yet; must be 1, is {}",
-                   config_.mesh().tensor());
-    }
+    if (config_.mesh().tensor() > 1) check_tensor_axis();
     if (config_.mesh().sequence() != 1) {
       config_error(places_, "mesh.sequence",
                    "sequence parallelism is not supported yet; must be 1, is {}",
@@ -303,6 +299,47 @@ class ConsistencyCheck {
       config_error(places_, "mesh.ranks_per_node",
                    "must be 0 with train.invariant.shards, whose sums have one order on any number "
                    "of ranks; leave one of them out");
+    }
+  }
+
+  // Each rank of the tensor axis has as many heads and hidden units as the others.
+  void check_tensor_axis() const {
+    const auto& model = config_.model();
+    const auto& train = config_.train();
+    const int ranks = config_.mesh().tensor();
+    const auto check_divides = [&](std::int64_t size, const std::string& what) {
+      if (size % ranks == 0) return;
+      config_error(places_, "mesh.tensor", "{} does not divide {} {}; choose a divisor of it",
+                   ranks, what, size);
+    };
+    check_divides(model.feed_forward(), "model.feed_forward");
+    const auto check_heads = [&](const auto& attentions, const std::string& path) {
+      for (int i = 0; i < attentions.size(); ++i) {
+        for (int g = 0; g < attentions[i].group_size(); ++g) {
+          const auto& group = attentions[i].group(g);
+          const std::string of_group = fmt::format("{}.{}.group.{}.", path, i, g);
+          check_divides(group.heads(), of_group + "heads");
+          check_divides(group.key_heads(), of_group + "key_heads");
+        }
+      }
+    };
+    check_heads(model.attention(), "model.attention");
+    check_heads(model.encoder().attention(), "model.encoder.attention");
+    check_heads(model.encoder().cross_attention(), "model.encoder.cross_attention");
+    if (!optimizer().message_type()->options().GetExtension(configs::slices)) {
+      config_error(places_, "mesh.tensor",
+                   "must be 1 with train.optimizer.{}, which needs whole matrices; use "
+                   "train.optimizer.adamw",
+                   optimizer().name());
+    }
+    if (train.precision() == configs::Train::fp16) {
+      config_error(places_, "mesh.tensor",
+                   "must be 1 with train.precision: fp16, which ranks do not exchange; use bf16");
+    }
+    if (train.cuda_graph()) {
+      config_error(places_, "mesh.tensor",
+                   "must be 1 with train.cuda_graph, which records no communication; leave one of "
+                   "them out");
     }
   }
 

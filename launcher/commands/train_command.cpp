@@ -118,7 +118,7 @@ bool has_job(const std::vector<Job>& jobs, const std::string& id) {
 }
 
 // A job that can never be placed would be requeued forever.
-void check_placement(const TrainArguments& arguments, int ranks,
+void check_placement(const TrainArguments& arguments, const configs::Config& config, int ranks,
                      const std::optional<SlurmJob>& slurm) {
   if (!slurm && (arguments.spare_nodes > 0 || arguments.min_ranks)) {
     fail(ExitCode::kUsage,
@@ -127,6 +127,11 @@ void check_placement(const TrainArguments& arguments, int ranks,
   if (arguments.min_ranks.value_or(ranks) > ranks) {
     fail(ExitCode::kUsage, "--min-ranks {} is above --ranks {}: lower it", *arguments.min_ranks,
          ranks);
+  }
+  const int tensor = config.mesh().tensor();
+  if (arguments.min_ranks.value_or(ranks) % tensor != 0) {
+    fail(ExitCode::kUsage, "--min-ranks {} is not a multiple of mesh.tensor {}: choose one that is",
+         *arguments.min_ranks, tensor);
   }
   if (slurm && arguments.spare_nodes >= static_cast<int>(slurm->nodes.size())) {
     fail(ExitCode::kUsage, "--spare-nodes {} leaves none of the job's {}: lower it",
@@ -157,8 +162,9 @@ int train_on_ranks(const TrainArguments& arguments, const configs::Config& confi
   const std::vector<std::string> line = line_of_ranks(arguments, resolved);
   const RunPaths paths{arguments.run};
   const std::optional<SlurmJob> slurm = SlurmJob::of_environment();
-  check_placement(arguments, ranks, slurm);
-  const PlacementPolicy policy{ranks, arguments.min_ranks.value_or(ranks), arguments.spare_nodes};
+  check_placement(arguments, config, ranks, slurm);
+  const PlacementPolicy policy{ranks, arguments.min_ranks.value_or(ranks), arguments.spare_nodes,
+                               config.mesh().tensor()};
   Restarts restarts(arguments.restarts);
   std::string why;
   std::optional<Placement> placement =

@@ -43,7 +43,12 @@ PlanRequest request_of(const PlanArguments& arguments, const configs::Config& co
          "mesh.data is {} but --ranks is {}: set mesh.data=0, or leave --ranks out",
          config.mesh().data(), request.ranks);
   }
-  check_nodes(config.mesh(), request.ranks);
+  if (config.mesh().tensor() > 1) {
+    fail(ExitCode::kConfig,
+         "mesh.tensor: {}: plans are for data-parallel ranks only; plan with mesh.tensor=1",
+         config.mesh().tensor());
+  }
+  check_axes(config.mesh(), request.ranks);
   const int of_mesh = config.mesh().ranks_per_node();
   request.ranks_per_node = arguments.ranks_per_node.value_or(of_mesh > 0 ? of_mesh : request.ranks);
   if (of_mesh > 0 && request.ranks_per_node != of_mesh) {

@@ -138,7 +138,8 @@ std::size_t nodes_needed(const SlurmJob& job, const PlacementPolicy& policy) {
 std::optional<Placement> place(const SlurmJob& job, const PlacementPolicy& policy,
                                const std::vector<std::string>& responding, std::string& why) {
   const int of_node = ranks_of_node(job, policy),
-            ranks = std::min(policy.ranks, of_node * static_cast<int>(responding.size()));
+            fit = std::min(policy.ranks, of_node * static_cast<int>(responding.size())),
+            ranks = fit - fit % policy.multiple_of;
   if (ranks < policy.min_ranks || ranks == 0) {
     why = fmt::format("{} of {} respond, and each has {}: too few for {}", responding.size(),
                       counted(job.nodes.size(), "node"), counted(of_node, "rank"),

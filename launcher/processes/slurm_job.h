@@ -58,13 +58,15 @@ struct PlacementPolicy {
   int ranks = 1;        // wanted
   int min_ranks = 1;    // minimum to continue with after losing nodes
   int spare_nodes = 0;  // nodes that are left free at first
+  int multiple_of = 1;  // the ranks that hold a replica of the model (mesh.tensor)
 };
 
 // The nodes that the ranks need.
 std::size_t nodes_needed(const SlurmJob& job, const PlacementPolicy& policy);
 
 // Places ranks on the job's `responding` nodes, with as many per node as if all of its nodes but
-// the spares were used. nullopt if fewer than min_ranks fit; then `why` receives a line.
+// the spares were used. nullopt if fewer than min_ranks fit, in whole replicas; then `why` receives
+// a line.
 std::optional<Placement> place(const SlurmJob& job, const PlacementPolicy& policy,
                                const std::vector<std::string>& responding, std::string& why);
 

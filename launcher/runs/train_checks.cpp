@@ -3,7 +3,6 @@
 #include <memory>
 
 #include "cluster/base/error.h"
-#include "cluster/base/text/plural.h"
 #include "cluster/mesh.h"
 #include "configs/loader/config_io.h"
 #include "data/corpus/corpus.h"
@@ -36,12 +35,7 @@ configs::Config check_before_start(const PlannedRun& planned) {
   const std::unique_ptr<Task> task = make_task(config);
   task->make_model(task->inputs(corpus, kTrainSplit), at::kMeta);
   check_run(config, corpus, planned.run, planned.fresh);
-  if (config.mesh().data() != 0 && config.mesh().data() != planned.ranks) {
-    fail(ExitCode::kConfig,
-         "mesh.data is {} but the run has {}: start that many, or set mesh.data=0 to use all",
-         config.mesh().data(), counted(planned.ranks, "rank"));
-  }
-  check_nodes(config.mesh(), planned.ranks);
+  check_axes(config.mesh(), planned.ranks);
   return config;
 }
 

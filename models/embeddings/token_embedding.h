@@ -30,22 +30,30 @@ class TokenEmbedding {
   TokenEmbedding(const configs::Config& config, StackRole role, std::int64_t vocabulary,
                  Parameters& parameters);
 
-  // [B, T, C], in the dtype of the parameters, for the tokens in field::kInputs and, if the batch
-  // has them, their positions. With noise: after dropout. Error(kData) if T is above
-  // data.sequence_length.
-  at::Tensor operator()(const Batch& batch, const std::optional<NoiseKey>& noise) const;
+  // [B, T, C] or a slice of it, in the dtype of the parameters, for the tokens in field::kInputs
+  // and, if the batch has them, their positions. With noise: after dropout. Error(kData) if T is
+  // above data.sequence_length. This function and the next are collective over the tensor axis, as
+  // are their backward passes.
+  at::Tensor operator()(const Batch& batch, const TokenSlices& tokens,
+                        const std::optional<NoiseKey>& noise) const;
   // The same for int64 tokens at int64 positions, without dropout. Undefined positions are
   // 0, 1, 2, ...
-  at::Tensor embed(const at::Tensor& tokens_BT, const at::Tensor& positions_BT) const;
+  at::Tensor embed(const at::Tensor& tokens_BT, const at::Tensor& positions_BT,
+                   const TokenSlices& tokens) const;
 
-  // [V, E], where E is embedding_width() of the model.
+  // This rank's rows of the table [V, E], where E is embedding_width() of the model.
   const at::Tensor& weight_VE() const { return weight_VE_; }
   // Forward FLOPs of one token.
   double flops() const { return up_ ? up_->flops() : 0; }
 
  private:
+  // The sum over the ranks of the tensor axis is the tokens' rows of the table.
+  at::Tensor rows_of_part(const at::Tensor& tokens_BT) const;
+
   const Parameters& parameters_;
   StackRole role_;
+  std::int64_t num_ids_;
+  Interval vocabulary_;  // this rank's ids
   std::int64_t sequence_length_;
   double scale_;
   float dropout_;
@@ -54,7 +62,9 @@ class TokenEmbedding {
   std::optional<Linear> up_;  // from E to C
 };
 
-// What a batch of tokens says about its sequences: documents and lengths.
-SequenceContext token_context(const Batch& batch);
+// The slices of a batch's tokens over the ranks that hold the model.
+TokenSlices token_slices(const Batch& batch, const Parameters& parameters);
+// These, and what the batch says about its sequences: documents and lengths.
+SequenceContext token_context(const Batch& batch, const TokenSlices& tokens);
 
 }  // namespace birkhoff

@@ -4,8 +4,10 @@
 #include <ATen/core/Reduction.h>
 #include <ATen/ops/log_softmax.h>
 #include <ATen/ops/nll_loss.h>
+#include <ATen/ops/stack.h>
 #include <torch/csrc/autograd/custom_function.h>
 
+#include "cluster/base/collectives/process_group.h"
 #include "cluster/base/tensors/second_gradient.h"
 #include "models/losses/fused_cross_entropy.h"
 
@@ -37,8 +39,9 @@ struct FusedCrossEntropy : torch::autograd::Function<FusedCrossEntropy> {
 
 }  // namespace
 
-void add_layer_sums(const NamedSums& layers, LossSums& sums,
+void add_layer_sums(const NamedSums& layers, LossSums& sums, ProcessGroup* tensor_group,
                     const at::Tensor& targets_per_token_B) {
+  const std::size_t first = sums.named.size();
   for (const auto& [name, value] : layers) {
     if (!name.ends_with(".auxiliary_loss")) {
       sums.named.emplace_back(name, value.detach());
@@ -48,6 +51,18 @@ void add_layer_sums(const NamedSums& layers, LossSums& sums,
         (targets_per_token_B.defined() ? value * targets_per_token_B : value).sum();
     sums.loss = sums.loss + loss;
     sums.named.emplace_back(name, loss.detach());
+  }
+  if (tensor_group == nullptr) return;
+  std::vector<at::Tensor> of_figures;
+  for (std::size_t i = first; i < sums.named.size(); ++i) {
+    if (sums.named[i].second.dim() == 0) of_figures.push_back(sums.named[i].second);
+  }
+  if (of_figures.empty()) return;
+  const at::Tensor all = at::stack(of_figures);
+  tensor_group->all_reduce(all, ReduceOp::kSum, "sums of figures");
+  for (std::size_t i = first, next = 0; i < sums.named.size(); ++i) {
+    at::Tensor& value = sums.named[i].second;
+    if (value.dim() == 0) value = all[static_cast<std::int64_t>(next++)];
   }
 }
 

@@ -9,6 +9,8 @@
 
 namespace birkhoff {
 
+class ProcessGroup;
+
 // Sums over a micro-batch, never means: sums can be added over micro-batches and ranks, and the
 // trainer divides once.
 struct LossSums {
@@ -24,10 +26,12 @@ struct LossSums {
 };
 
 // Adds the sums of a model's layers: each "<...>.auxiliary_loss" [B] to the loss, and all to
-// `named`. `targets_per_token_B` weighs the auxiliary losses of the samples, which are sums over
-// tokens, while the loss is a sum over targets; undefined: as many targets as tokens. It depends on
-// the sample only, so the sum does not depend on how the global batch is cut.
-void add_layer_sums(const NamedSums& layers, LossSums& sums,
+// `named`. With a tensor-parallel group each rank has the sums of its heads: those of figures are
+// added up over the group, collectively; those of statistics stay where their heads are.
+// `targets_per_token_B` weighs the auxiliary losses of the samples, which are sums over tokens,
+// while the loss is a sum over targets; undefined: as many targets as tokens. It depends on the
+// sample only, so the sum does not depend on how the global batch is cut.
+void add_layer_sums(const NamedSums& layers, LossSums& sums, ProcessGroup* tensor_group,
                     const at::Tensor& targets_per_token_B = {});
 
 // Cross entropy of logits [B, T, V] against targets [B, T] (int64), summed over the tokens whose

@@ -2,6 +2,8 @@
 
 #include <ATen/ops/split_with_sizes.h>
 
+#include <algorithm>
+#include <numeric>
 #include <utility>
 
 #include "cluster/base/error.h"
@@ -12,45 +14,42 @@ namespace birkhoff {
 HeadProjections::HeadProjections(const configs::Model& config, std::vector<GroupProjections> groups,
                                  KeySource source, const std::string& name, Parameters& parameters)
     : head_dim_(config.channels() / config.heads()), groups_(std::move(groups)) {
-  std::int64_t query_heads = 0, key_heads = 0, value_heads = 0;
-  bool all_have_keys = true;
-  for (const GroupProjections& group : groups_) {
-    query_heads += group.heads;
-    key_heads += group.has_key ? group.key_heads : 0;
-    value_heads += group.has_value ? group.key_heads : 0;
-    all_have_keys = all_have_keys && group.has_key;
-  }
-  const std::int64_t C = config.channels(), queries = query_heads * head_dim_,
-                     keys_and_values = (key_heads + value_heads) * head_dim_;
+  const auto add = [&](std::optional<Linear>& linear, const char* kind, bool with_queries,
+                       bool with_keys) {
+    std::vector<std::int64_t> all = widths(with_queries, with_keys);
+    for (std::int64_t& width : all) width *= parameters.place().tensor_size;
+    linear.emplace(config, WeightRole::kInner, config.channels(),
+                   std::accumulate(all.begin(), all.end(), std::int64_t{0}), name + kind,
+                   parameters, LinearSplit::kOutputs, all);
+  };
   if (source == KeySource::kOwnSequence) {
-    query_key_value_.emplace(config, WeightRole::kInner, C, queries + keys_and_values,
-                             name + ".query_key_value", parameters);
+    add(query_key_value_, ".query_key_value", /*with_queries=*/true, /*with_keys=*/true);
     return;
   }
-  if (!all_have_keys) {
+  if (!std::ranges::all_of(groups_, &GroupProjections::has_key)) {
     fail(ExitCode::kInternal, "{}: heads without keys of their own cannot read a memory", name);
   }
-  query_.emplace(config, WeightRole::kInner, C, queries, name + ".query", parameters);
-  key_value_.emplace(config, WeightRole::kInner, C, keys_and_values, name + ".key_value",
-                     parameters);
+  add(query_, ".query", /*with_queries=*/true, /*with_keys=*/false);
+  add(key_value_, ".key_value", /*with_queries=*/false, /*with_keys=*/true);
+}
+
+std::vector<std::int64_t> HeadProjections::widths(bool with_queries, bool with_keys) const {
+  std::vector<std::int64_t> widths;
+  const auto add = [&](std::int64_t heads, bool exists) {
+    if (exists) widths.push_back(heads * head_dim_);
+  };
+  for (const GroupProjections& group : groups_) add(group.heads, with_queries);
+  for (const GroupProjections& group : groups_) add(group.key_heads, with_keys && group.has_key);
+  for (const GroupProjections& group : groups_) add(group.key_heads, with_keys && group.has_value);
+  return widths;
 }
 
 HeadProjections::Heads HeadProjections::split(const at::Tensor& outputs, bool with_queries,
                                               bool with_keys) const {
   // A single split: its gradient is one concatenation, whereas the gradients of separate slices
   // would fill and add whole tensors.
-  std::vector<std::int64_t> widths;
-  const auto add_width = [&](std::int64_t heads, bool exists) {
-    if (exists) widths.push_back(heads * head_dim_);
-  };
-  for (const GroupProjections& group : groups_) add_width(group.heads, with_queries);
-  for (const GroupProjections& group : groups_) {
-    add_width(group.key_heads, with_keys && group.has_key);
-  }
-  for (const GroupProjections& group : groups_) {
-    add_width(group.key_heads, with_keys && group.has_value);
-  }
-  const std::vector<at::Tensor> pieces = at::split_with_sizes(outputs, widths, -1);
+  const std::vector<at::Tensor> pieces =
+      at::split_with_sizes(outputs, widths(with_queries, with_keys), -1);
   auto piece = pieces.begin();
   const auto next_heads = [&] { return (piece++)->unflatten(-1, {-1, head_dim_}).transpose(1, 2); };
   Heads heads;
@@ -66,16 +65,22 @@ HeadProjections::Heads HeadProjections::split(const at::Tensor& outputs, bool wi
   return heads;
 }
 
-HeadProjections::Heads HeadProjections::all(const at::Tensor& x_BTC) const {
-  return split((*query_key_value_)(x_BTC), /*with_queries=*/true, /*with_keys=*/true);
+std::pair<HeadProjections::Heads, at::Tensor> HeadProjections::all(
+    const at::Tensor& x_BTC, const TokenSlices& tokens) const {
+  const auto [y, x] = query_key_value_->gathered(x_BTC, tokens);
+  return {split(y, /*with_queries=*/true, /*with_keys=*/true), x};
 }
 
-HeadProjections::Heads HeadProjections::queries(const at::Tensor& x_BTC) const {
-  return split((*query_)(x_BTC), /*with_queries=*/true, /*with_keys=*/false);
+std::pair<HeadProjections::Heads, at::Tensor> HeadProjections::queries(
+    const at::Tensor& x_BTC, const TokenSlices& tokens) const {
+  const auto [y, x] = query_->gathered(x_BTC, tokens);
+  return {split(y, /*with_queries=*/true, /*with_keys=*/false), x};
 }
 
-HeadProjections::Heads HeadProjections::keys_and_values(const at::Tensor& memory_BSC) const {
-  return split((*key_value_)(memory_BSC), /*with_queries=*/false, /*with_keys=*/true);
+std::pair<HeadProjections::Heads, at::Tensor> HeadProjections::keys_and_values(
+    const at::Tensor& memory_BSC, const TokenSlices& tokens) const {
+  const auto [y, x] = key_value_->gathered(memory_BSC, tokens);
+  return {split(y, /*with_queries=*/false, /*with_keys=*/true), x};
 }
 
 double HeadProjections::flops() const {

@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "models/transformer/layers.h"
@@ -25,8 +26,8 @@ enum class KeySource { kOwnSequence, kMemory };
 
 // Which projections a head group has.
 struct GroupProjections {
-  std::int64_t heads = 0;      // of queries
-  std::int64_t key_heads = 0;  // of keys and values
+  std::int64_t heads = 0;      // of queries, on this rank
+  std::int64_t key_heads = 0;  // of keys and values, on this rank
   bool has_key = true;         // false: the queries are also the keys
   bool has_value = true;       // false: the keys are also the values
 };
@@ -44,15 +45,18 @@ class HeadProjections {
   HeadProjections(const configs::Model& config, std::vector<GroupProjections> groups,
                   KeySource source, const std::string& name, Parameters& parameters);
 
-  // For heads that read their own sequence.
-  Heads all(const at::Tensor& x_BTC) const;
-  // For heads that read a memory: of the sequence, and of the memory.
-  Heads queries(const at::Tensor& x_BTC) const;
-  Heads keys_and_values(const at::Tensor& memory_BSC) const;
+  // For heads that read their own sequence. Also returns x of all tokens.
+  std::pair<Heads, at::Tensor> all(const at::Tensor& x_BTC, const TokenSlices& tokens) const;
+  // For heads that read a memory: of the sequence, also with x of all tokens, and of the memory.
+  std::pair<Heads, at::Tensor> queries(const at::Tensor& x_BTC, const TokenSlices& tokens) const;
+  std::pair<Heads, at::Tensor> keys_and_values(const at::Tensor& memory_BSC,
+                                               const TokenSlices& tokens) const;
 
   double flops() const;  // for one token, and one token of a memory
 
  private:
+  // The widths of the parts of the outputs, in order, on this rank.
+  std::vector<std::int64_t> widths(bool with_queries, bool with_keys) const;
   Heads split(const at::Tensor& outputs, bool with_queries, bool with_keys) const;
 
   std::int64_t head_dim_;

@@ -6,6 +6,7 @@
 #include <ATen/ops/relu.h>
 
 #include <cmath>
+#include <numeric>
 
 #include "cluster/base/error.h"
 #include "configs/schema/config.pb.h"
@@ -27,6 +28,16 @@ at::Tensor (*activation_of(const configs::Model& config))(const at::Tensor&) {
   }
   require(false, "model.activation has a value outside its enum");
   return nullptr;
+}
+
+// The outputs of a FeedForward's first layer: with gates, these come first.
+std::vector<std::int64_t> up_widths(const configs::Model& config) {
+  const int count = config.activation() == configs::Model::geglu ? 2 : 1;
+  return std::vector<std::int64_t>(static_cast<std::size_t>(count), config.feed_forward());
+}
+
+std::int64_t sum_of(const std::vector<std::int64_t>& widths) {
+  return std::accumulate(widths.begin(), widths.end(), std::int64_t{0});
 }
 
 }  // namespace
@@ -56,19 +67,57 @@ std::int64_t embedding_width(const configs::Model& config) {
 }
 
 Linear::Linear(const configs::Model& config, WeightRole role, std::int64_t inputs,
-               std::int64_t outputs, const std::string& name, Parameters& parameters)
-    : weight_OI(parameters.add(name + ".weight", {outputs, inputs},
-                               weight_init(config, role, inputs), /*decay=*/true)),
-      compute_dtype_(parameters.compute_dtype()) {
+               std::int64_t outputs, const std::string& name, Parameters& parameters,
+               LinearSplit split, const std::vector<std::int64_t>& sections)
+    : compute_dtype_(parameters.compute_dtype()),
+      split_(parameters.place().tensor_size > 1 ? split : LinearSplit::kNone),
+      flops_(2 * static_cast<double>(inputs) * static_cast<double>(outputs)) {
+  std::vector<Interval> ranges;
+  for (const std::int64_t width : sections) {
+    const std::int64_t begin = ranges.empty() ? 0 : ranges.back().end;
+    ranges.push_back({begin, begin + width});
+  }
+  const auto add_weight = [&](const Split& divided) {
+    weights_OI.push_back(parameters.add(name + ".weight", {outputs, inputs},
+                                        weight_init(config, role, inputs), /*decay=*/true,
+                                        divided));
+  };
+  if (split_ == LinearSplit::kInputs && ranges.size() > 1) {
+    for (const Interval& range : ranges) add_weight({.dim = 1, .sections = {range}});
+  } else {
+    add_weight({.dim = split_ == LinearSplit::kNone      ? -1
+                       : split_ == LinearSplit::kOutputs ? 0
+                                                         : 1,
+                .sections = ranges});
+  }
   if (config.bias()) {
-    bias_O = parameters.add(name + ".bias", {outputs}, Initializer::zeros(), /*decay=*/false);
+    bias_O = parameters.add(
+        name + ".bias", {outputs}, Initializer::zeros(), /*decay=*/false,
+        split_ == LinearSplit::kOutputs ? Split{.dim = 0, .sections = ranges} : Split{});
   }
 }
 
-at::Tensor Linear::operator()(const at::Tensor& x) const {
-  const auto rounded = [&](const at::Tensor& tensor) { return tensor.to(compute_dtype_); };
-  return bias_O.defined() ? at::linear(rounded(x), rounded(weight_OI), rounded(bias_O))
-                          : at::linear(rounded(x), rounded(weight_OI));
+at::Tensor Linear::operator()(const at::Tensor& x, const TokenSlices& tokens) const {
+  if (split_ == LinearSplit::kOutputs) return gathered(x, tokens).y_BTO;
+  if (split_ == LinearSplit::kNone) {
+    return bias_O.defined() ? at::linear(rounded(x), rounded(weights_OI[0]), rounded(bias_O))
+                            : at::linear(rounded(x), rounded(weights_OI[0]));
+  }
+  at::Tensor part_BTO;
+  std::int64_t first = 0;
+  for (const at::Tensor& weight_OI : weights_OI) {
+    const std::int64_t width = weight_OI.size(1);
+    const at::Tensor y = at::linear(rounded(x).narrow(-1, first, width), rounded(weight_OI));
+    part_BTO = part_BTO.defined() ? part_BTO + y : y;
+    first += width;
+  }
+  const at::Tensor y_nO = tokens.sum(part_BTO);
+  return bias_O.defined() ? y_nO + rounded(bias_O) : y_nO;
+}
+
+TokenSlices::Product Linear::gathered(const at::Tensor& x, const TokenSlices& tokens) const {
+  if (split_ == LinearSplit::kNone) return {(*this)(x, tokens), x};
+  return tokens.gather_linear(rounded(x), rounded(weights_OI[0]), rounded_bias());
 }
 
 LayerNorm::LayerNorm(const configs::Model& config, const std::string& name, Parameters& parameters)
@@ -94,21 +143,22 @@ LayerNorm::Output LayerNorm::operator()(const ResidualStream& stream) const {
 
 FeedForward::FeedForward(const configs::Model& config, const std::string& name,
                          Parameters& parameters)
-    : up_(config, WeightRole::kInner, config.channels(),
-          (config.activation() == configs::Model::geglu ? 2 : 1) * config.feed_forward(),
-          name + ".up", parameters),
+    : up_(config, WeightRole::kInner, config.channels(), sum_of(up_widths(config)), name + ".up",
+          parameters, LinearSplit::kOutputs, up_widths(config)),
       down_(config, WeightRole::kResidual, config.feed_forward(), config.channels(), name + ".down",
-            parameters),
+            parameters, LinearSplit::kInputs),
       activate_(activation_of(config)),
+      width_(config.feed_forward()),
       dropout_(config.dropout().activation()) {}
 
-at::Tensor FeedForward::operator()(const at::Tensor& x_BTC,
+at::Tensor FeedForward::operator()(const at::Tensor& x_BTC, const TokenSlices& tokens,
                                    const std::optional<NoiseKey>& noise) const {
-  at::Tensor hidden_BTF = activate_(up_(x_BTC));
+  at::Tensor hidden_BTF = activate_(up_(x_BTC, tokens));
   if (noise) {
-    hidden_BTF = philox_dropout(hidden_BTF, dropout_, *noise, NoisePurpose::kActivationDropout);
+    hidden_BTF =
+        tokens.drop_columns(hidden_BTF, width_, dropout_, *noise, NoisePurpose::kActivationDropout);
   }
-  return down_(hidden_BTF);
+  return down_(hidden_BTF, tokens);
 }
 
 }  // namespace birkhoff

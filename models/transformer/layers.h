@@ -1,5 +1,8 @@
 // The parts of a Transformer layer: linear, layer norm, feed-forward.
 //
+// With tensor parallelism (token_slices.h) the residual stream and what is between two sublayers
+// are slices [n, C] instead of [B, T, C].
+//
 // Legend: C channels, F feed-forward width, I inputs, O outputs, ... leading dims (batch, tokens).
 #pragma once
 
@@ -8,9 +11,11 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "cluster/base/random/philox.h"
 #include "cluster/base/tensors/parameters.h"
+#include "models/tensor_parallel/token_slices.h"
 
 namespace birkhoff::configs {
 class Model;
@@ -47,21 +52,39 @@ inline std::int64_t noise_number(NoiseLayers layers, std::int64_t number) {
   return static_cast<std::int64_t>(layers) * kMaxLayers + number;
 }
 
+// Which side of a linear layer is divided over the tensor axis.
+enum class LinearSplit { kNone, kOutputs, kInputs };
+
 // y[..., O] = x[..., I] weight[O, I]^T + bias[O], in the parameters' compute dtype. If it differs
 // from the dtype that they are stored in, weight and bias are rounded when used, and their
 // gradients are widened before they are added up.
 class Linear {
  public:
+  // `sections`: the widths of consecutive ranges of the side that is split, each of which is
+  // divided evenly over the ranks; empty: the whole side is one.
   Linear(const configs::Model& config, WeightRole role, std::int64_t inputs, std::int64_t outputs,
-         const std::string& name, Parameters& parameters);
+         const std::string& name, Parameters& parameters, LinearSplit split = LinearSplit::kNone,
+         const std::vector<std::int64_t>& sections = {});
 
-  at::Tensor operator()(const at::Tensor& x) const;
-  // Forward FLOPs of one row.
-  double flops() const { return 2.0 * static_cast<double>(weight_OI.numel()); }
+  // Without a split: of any x. With split outputs: from a slice [n, I] to this rank's outputs
+  // [B, T, O]; with split inputs: from this rank's inputs [B, T, I] to a slice [n, O]. Collective
+  // over the tensor axis if the layer is split.
+  at::Tensor operator()(const at::Tensor& x, const TokenSlices& tokens = {}) const;
+  // With split outputs: y, and x of all tokens.
+  TokenSlices::Product gathered(const at::Tensor& x, const TokenSlices& tokens) const;
+  // Forward FLOPs of one row, on all ranks of the tensor axis together.
+  double flops() const { return flops_; }
 
  private:
-  at::Tensor weight_OI, bias_O;  // bias_O is undefined if the model has no biases
+  at::Tensor rounded(const at::Tensor& x) const { return x.to(compute_dtype_); }
+  at::Tensor rounded_bias() const { return bias_O.defined() ? rounded(bias_O) : bias_O; }
+
+  // One weight, or one for each section of split inputs.
+  std::vector<at::Tensor> weights_OI;
+  at::Tensor bias_O;  // undefined if the model has no biases
   at::ScalarType compute_dtype_;
+  LinearSplit split_;
+  double flops_;
 };
 
 // The residual stream between two sublayers is x + branch. `branch`, the output of the previous
@@ -96,12 +119,14 @@ class FeedForward {
   FeedForward(const configs::Model& config, const std::string& name, Parameters& parameters);
 
   // `noise` is already keyed by this layer's number.
-  at::Tensor operator()(const at::Tensor& x_BTC, const std::optional<NoiseKey>& noise) const;
+  at::Tensor operator()(const at::Tensor& x_BTC, const TokenSlices& tokens,
+                        const std::optional<NoiseKey>& noise) const;
   double flops() const { return up_.flops() + down_.flops(); }
 
  private:
   Linear up_, down_;                           // up_ is twice as wide if the activation has a gate
   at::Tensor (*activate_)(const at::Tensor&);  // of the outputs of up_
+  std::int64_t width_;                         // F, on all ranks of the tensor axis
   float dropout_;
 };
 

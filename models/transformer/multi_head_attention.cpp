@@ -42,19 +42,27 @@ MultiHeadAttention::MultiHeadAttention(const configs::Model& config,
                                        const std::string& field, KeySource source,
                                        std::int64_t noise_number, std::int64_t sequence_length,
                                        bool causal, const std::string& name, Parameters& parameters)
-    : source_(source), noise_number_(noise_number) {
+    : source_(source), noise_number_(noise_number), num_ranks_(parameters.place().tensor_size) {
   if (attention.group_size() > static_cast<int>(kMaxHeadGroups)) {
     fail(ExitCode::kConfig, "{}: {} groups; at most {} are allowed", field, attention.group_size(),
          kMaxHeadGroups);
   }
+  const ModelPlacement& place = parameters.place();
   std::vector<GroupProjections> projections;
+  std::vector<std::int64_t> output_widths;  // of the groups
   for (int g = 0; g < attention.group_size(); ++g) {
     HeadGroup group;
     group.name = name + ".groups." + std::to_string(g);
-    const std::int64_t heads = attention.group(g).heads();
+    const std::int64_t all_heads = attention.group(g).heads(),
+                       all_key_heads = attention.group(g).key_heads();
+    require(all_heads % place.tensor_size == 0 && all_key_heads % place.tensor_size == 0,
+            "the ranks of the tensor axis divide the heads of each group");
+    const std::int64_t heads = all_heads / place.tensor_size;
+    group.first_head = heads * place.tensor_rank;
+    group.all_heads = all_heads;
     const MechanismShape shape{.channels = config.channels(),
                                .heads = heads,
-                               .key_heads = attention.group(g).key_heads(),
+                               .key_heads = all_key_heads / place.tensor_size,
                                .head_dim = config.channels() / config.heads(),
                                .sequence_length = sequence_length,
                                .causal = causal};
@@ -72,27 +80,31 @@ MultiHeadAttention::MultiHeadAttention(const configs::Model& config,
                            .key_heads = shape.heads_of_keys(),
                            .has_key = !traits.shares_query_key,
                            .has_value = !traits.ties_key_value});
+    output_widths.push_back(all_heads * shape.head_dim);
     head_groups_.push_back(std::move(group));
   }
   projections_.emplace(config, std::move(projections), source_, name, parameters);
   output_.emplace(config, WeightRole::kResidual, config.channels(), config.channels(),
-                  name + ".output", parameters);
+                  name + ".output", parameters, LinearSplit::kInputs, output_widths);
 }
 
 std::vector<AttentionInput> MultiHeadAttention::project(const at::Tensor& x_BTC,
                                                         const SequenceContext& context) const {
   if (source_ == KeySource::kOwnSequence) {
-    return inputs_of(projections_->all(x_BTC), x_BTC, context);
+    const auto [heads, x] = projections_->all(x_BTC, context.tokens);
+    return inputs_of(heads, x, x, context);
   }
-  HeadProjections::Heads heads = projections_->queries(x_BTC),
-                         of_memory = projections_->keys_and_values(context.memory.x_BSC);
+  auto [heads, x] = projections_->queries(x_BTC, context.tokens);
+  auto [of_memory, x_kv] =
+      projections_->keys_and_values(context.memory.x_BSC, context.memory.tokens);
   heads.k_BHTD = std::move(of_memory.k_BHTD);
   heads.v_BHTD = std::move(of_memory.v_BHTD);
-  return inputs_of(heads, x_BTC, context);
+  return inputs_of(heads, x, x_kv, context);
 }
 
 std::vector<AttentionInput> MultiHeadAttention::inputs_of(const HeadProjections::Heads& heads,
                                                           const at::Tensor& x_BTC,
+                                                          const at::Tensor& x_kv_BSC,
                                                           const SequenceContext& context) const {
   const bool own = source_ == KeySource::kOwnSequence;
   std::vector<AttentionInput> inputs(head_groups_.size());
@@ -102,19 +114,20 @@ std::vector<AttentionInput> MultiHeadAttention::inputs_of(const HeadProjections:
     in.k_BHSD = heads.k_BHTD[g];
     in.v_BHSD = heads.v_BHTD[g];
     in.x_q_BLC = x_BTC;
-    in.x_kv_BSC = own ? x_BTC : context.memory.x_BSC;
+    in.x_kv_BSC = x_kv_BSC;
     in.key_lengths_B = own ? context.lengths_B : context.memory.lengths_B;
     if (own) in.segments_q_BL = in.segments_kv_BS = context.segments_BT;
   }
   return inputs;
 }
 
-at::Tensor MultiHeadAttention::join(const std::vector<at::Tensor>& out_BHTD) const {
+at::Tensor MultiHeadAttention::join(const std::vector<at::Tensor>& out_BHTD,
+                                    const TokenSlices& tokens) const {
   std::vector<at::Tensor> out_BTC;
   for (const at::Tensor& out : out_BHTD) {
     out_BTC.push_back(out.transpose(1, 2).flatten(2));
   }
-  return (*output_)(out_BTC.size() == 1 ? out_BTC.front() : at::cat(out_BTC, -1));
+  return (*output_)(out_BTC.size() == 1 ? out_BTC.front() : at::cat(out_BTC, -1), tokens);
 }
 
 at::Tensor MultiHeadAttention::forward(const at::Tensor& x_BTC, const SequenceContext& context,
@@ -125,7 +138,10 @@ at::Tensor MultiHeadAttention::forward(const at::Tensor& x_BTC, const SequenceCo
   for (std::size_t g = 0; g < inputs.size(); ++g) {
     const HeadGroup& group = head_groups_[g];
     if (noise) {
-      inputs[g].noise = noise->at_layer(noise_layer(noise_number_, RandomStream::kHeadGroup, g));
+      NoiseKey key = noise->at_layer(noise_layer(noise_number_, RandomStream::kHeadGroup, g));
+      key.first_head = group.first_head;
+      key.all_heads = group.all_heads;
+      inputs[g].noise = std::move(key);
     }
     if (ForwardRecord* record = ForwardRecord::current()) {
       record->attentions.push_back({group.name, group.mechanism.get(), inputs[g]});
@@ -137,7 +153,7 @@ at::Tensor MultiHeadAttention::forward(const at::Tensor& x_BTC, const SequenceCo
       sums.emplace_back(group.name + "." + name, std::move(value));
     }
   }
-  return join(out_BHTD);
+  return join(out_BHTD, context.tokens);
 }
 
 std::vector<std::unique_ptr<DecodeState>> MultiHeadAttention::decode_state(
@@ -149,7 +165,8 @@ std::vector<std::unique_ptr<DecodeState>> MultiHeadAttention::decode_state(
     }
     return states;
   }
-  const HeadProjections::Heads heads = projections_->keys_and_values(memory.x_BSC);
+  const HeadProjections::Heads heads =
+      projections_->keys_and_values(memory.x_BSC, memory.tokens).first;
   for (std::size_t g = 0; g < head_groups_.size(); ++g) {
     auto state = std::make_unique<MemoryState>();
     state->k_BHSD = heads.k_BHTD[g];
@@ -168,24 +185,26 @@ at::Tensor MultiHeadAttention::decode_step(std::vector<std::unique_ptr<DecodeSta
     for (std::size_t g = 0; g < inputs.size(); ++g) {
       out_BHTD.push_back(head_groups_[g].mechanism->decode_step(*states[g], inputs[g]));
     }
-    return join(out_BHTD);
+    return join(out_BHTD, context.tokens);
   }
-  HeadProjections::Heads heads = projections_->queries(x_BTC);
+  auto [heads, x] = projections_->queries(x_BTC, context.tokens);
   for (const auto& each : states) {
     const auto& state = static_cast<const MemoryState&>(*each);
     heads.k_BHTD.push_back(state.k_BHSD);
     heads.v_BHTD.push_back(state.v_BHSD);
   }
-  const std::vector<AttentionInput> inputs = inputs_of(heads, x_BTC, context);
+  const std::vector<AttentionInput> inputs = inputs_of(heads, x, context.memory.x_BSC, context);
   for (std::size_t g = 0; g < inputs.size(); ++g) {
     out_BHTD.push_back(head_groups_[g].mechanism->attend(inputs[g], Path::kFused).out_BHLD);
   }
-  return join(out_BHTD);
+  return join(out_BHTD, context.tokens);
 }
 
 double MultiHeadAttention::forward_flops(std::int64_t num_tokens) const {
   double flops = static_cast<double>(num_tokens) * (projections_->flops() + output_->flops());
-  for (const HeadGroup& group : head_groups_) flops += group.mechanism->forward_flops(num_tokens);
+  for (const HeadGroup& group : head_groups_) {
+    flops += group.mechanism->forward_flops(num_tokens) * num_ranks_;
+  }
   return flops;
 }
 

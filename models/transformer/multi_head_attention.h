@@ -28,6 +28,7 @@ namespace birkhoff {
 struct Memory {
   at::Tensor x_BSC;      // in the parameters' dtype: all layers add to its gradient
   at::Tensor lengths_B;  // int64; tokens at s >= length are padding; undefined: none
+  TokenSlices tokens{};  // if divided, x is a slice
 };
 
 // What every layer of a forward pass reads in addition to the residual stream.
@@ -35,6 +36,7 @@ struct SequenceContext {
   at::Tensor segments_BT;  // int32 document ids; undefined: one document
   at::Tensor lengths_B;    // int64; tokens at t >= length are padding; undefined: none
   Memory memory{};         // of a decoder with cross-attention
+  TokenSlices tokens{};    // if divided, the residual stream is a slice
 };
 
 class MultiHeadAttention {
@@ -46,20 +48,20 @@ class MultiHeadAttention {
                      std::int64_t sequence_length, bool causal, const std::string& name,
                      Parameters& parameters);
 
-  // x: [B, T, C], after the layer's norm. Appends the mechanisms' sums to `sums`, named
-  // "<parameter prefix>.<name>".
+  // x: [B, T, C] or a slice of it, as the output, after the layer's norm. Appends the mechanisms'
+  // sums to `sums`, named "<parameter prefix>.<name>".
   at::Tensor forward(const at::Tensor& x_BTC, const SequenceContext& context,
                      const std::optional<NoiseKey>& noise, NamedSums& sums) const;
 
   // Incremental decoding, with one state per head group. x: [B, 1, C], of the new token. States of
   // cross-attention hold the keys and values of the memory, which are computed once; the memory
-  // itself comes with each context.
+  // itself comes with each context, and is not a slice there.
   std::vector<std::unique_ptr<DecodeState>> decode_state(std::int64_t batch,
                                                          const Memory& memory) const;
   at::Tensor decode_step(std::vector<std::unique_ptr<DecodeState>>& states, const at::Tensor& x_BTC,
                          const SequenceContext& context) const;
 
-  // With a memory: of as many tokens.
+  // On all ranks of the tensor axis together. With a memory: of as many tokens.
   double forward_flops(std::int64_t num_tokens) const;
   std::vector<Figure> figures() const;
   std::vector<std::string> warnings() const;
@@ -68,18 +70,21 @@ class MultiHeadAttention {
   struct HeadGroup {
     std::string name;  // parameter prefix
     std::unique_ptr<Mechanism> mechanism;
+    std::int64_t first_head = 0, all_heads = 0;  // of the tensor axis
   };
 
   // One input for each head group.
   std::vector<AttentionInput> project(const at::Tensor& x_BTC,
                                       const SequenceContext& context) const;
+  // x of the queries and of the keys, of all tokens.
   std::vector<AttentionInput> inputs_of(const HeadProjections::Heads& heads,
-                                        const at::Tensor& x_BTC,
+                                        const at::Tensor& x_BTC, const at::Tensor& x_kv_BSC,
                                         const SequenceContext& context) const;
-  at::Tensor join(const std::vector<at::Tensor>& out_BHTD) const;
+  at::Tensor join(const std::vector<at::Tensor>& out_BHTD, const TokenSlices& tokens) const;
 
   KeySource source_;
   std::int64_t noise_number_;
+  int num_ranks_;  // of the tensor axis
   std::vector<HeadGroup> head_groups_;
   std::optional<HeadProjections> projections_;
   std::optional<Linear> output_;

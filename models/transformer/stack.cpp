@@ -61,9 +61,9 @@ struct Cache final : DecodeCache {
 
 }  // namespace
 
-Parameters make_parameters(const configs::Config& config, at::Device device) {
+Parameters make_parameters(const configs::Config& config, const ModelPlacement& place) {
   const auto [stored, computed] = dtypes(config.train());
-  return Parameters(config.train().seed(), stored, computed, device);
+  return Parameters(config.train().seed(), stored, computed, place);
 }
 
 Stack::Stack(const configs::Config& config, StackRole role, Parameters& parameters)
@@ -84,13 +84,14 @@ at::Tensor Stack::normed(const ResidualStream& stream) const {
 
 void Stack::check_memory(const Memory& memory, std::int64_t batch) const {
   const bool reads = role_ == StackRole::kTargetDecoder;
-  require(memory.x_BSC.defined() == reads && (!reads || memory.x_BSC.size(0) == batch),
+  require(memory.x_BSC.defined() == reads &&
+              (!reads || memory.tokens.divided() || memory.x_BSC.size(0) == batch),
           "a decoder of two stacks reads a memory of as many samples; other stacks read none");
 }
 
 at::Tensor Stack::run_layers(const at::Tensor& x_BTC, const SequenceContext& context,
                              const std::optional<NoiseKey>& noise, NamedSums& sums) const {
-  check_memory(context.memory, x_BTC.size(0));
+  if (!context.tokens.divided()) check_memory(context.memory, x_BTC.size(0));
   ResidualStream stream{x_BTC, {}};
   ForwardRecord* const record = ForwardRecord::current();
   if (record != nullptr) record->streams_BTC.push_back(x_BTC);
@@ -112,7 +113,8 @@ Memory Stack::encode(const at::Tensor& x_BSC, const SequenceContext& context,
   require(role_ == StackRole::kSourceEncoder && !context.segments_BT.defined(),
           "a memory is of a source encoder and has one document a sample");
   return {.x_BSC = run_layers(x_BSC, context, noise, sums).to(parameters_.dtype()),
-          .lengths_B = context.lengths_B};
+          .lengths_B = context.lengths_B,
+          .tokens = context.tokens};
 }
 
 ResidualStream Stack::forward_recomputed(const TransformerLayer& layer,
@@ -155,17 +157,19 @@ std::unique_ptr<DecodeCache> Stack::decode_cache(std::int64_t batch, const Memor
   const c10::AutoGradMode no_gradients(false);
   check_memory(memory, batch);
   auto cache = std::make_unique<Cache>();
-  cache->memory = memory;
+  cache->memory = {.x_BSC = memory.tokens.gather(memory.x_BSC), .lengths_B = memory.lengths_B};
   for (const TransformerLayer& layer : layers_) {
     cache->layers.push_back(layer.decode_state(batch, memory));
   }
   return cache;
 }
 
-at::Tensor Stack::decode_step(DecodeCache& decode_cache, const at::Tensor& x_BTC) const {
+at::Tensor Stack::decode_step(DecodeCache& decode_cache, const at::Tensor& x_BTC,
+                              const TokenSlices& tokens) const {
   const c10::AutoGradMode no_gradients(false);
   auto& cache = dynamic_cast<Cache&>(decode_cache);
-  const SequenceContext context{.segments_BT = {}, .lengths_B = {}, .memory = cache.memory};
+  const SequenceContext context{
+      .segments_BT = {}, .lengths_B = {}, .memory = cache.memory, .tokens = tokens};
   ResidualStream stream{x_BTC, {}};
   for (std::size_t i = 0; i < layers_.size(); ++i) {
     stream = layers_[i].decode_step(cache.layers[i], stream, context);

@@ -23,7 +23,7 @@ class Config;
 namespace birkhoff {
 
 // No parameters yet: their device, dtypes (train.precision) and seed.
-Parameters make_parameters(const configs::Config& config, at::Device device);
+Parameters make_parameters(const configs::Config& config, const ModelPlacement& place);
 
 class Stack {
  public:
@@ -32,8 +32,9 @@ class Stack {
   Stack(const configs::Config& config, StackRole role, Parameters& parameters);
 
   // The outputs [B, T, C] of the final norm, in the compute dtype, for inputs x [B, T, C] in the
-  // dtype of the parameters. Outputs of padding have no meaning. Appends the layers' sums. Only a
-  // kTargetDecoder reads a memory: Error(kInternal).
+  // dtype of the parameters; slices of both if context.tokens is divided. Collective then over the
+  // tensor axis, as is the backward pass. Outputs of padding have no meaning. Appends the layers'
+  // sums. Only a kTargetDecoder reads a memory: Error(kInternal).
   at::Tensor forward(const at::Tensor& x_BTC, const SequenceContext& context,
                      const std::optional<NoiseKey>& noise, NamedSums& sums) const;
   // The outputs of a kSourceEncoder as a memory for a kTargetDecoder. No segments.
@@ -41,9 +42,10 @@ class Stack {
                 const std::optional<NoiseKey>& noise, NamedSums& sums) const;
 
   // As in models/decoder.h, except that a step takes inputs x [B, 1, C] and returns outputs of that
-  // shape. `memory`: as in forward().
+  // shape, or slices. `memory`: as in forward().
   std::unique_ptr<DecodeCache> decode_cache(std::int64_t batch, const Memory& memory = {}) const;
-  at::Tensor decode_step(DecodeCache& cache, const at::Tensor& x_BTC) const;
+  at::Tensor decode_step(DecodeCache& cache, const at::Tensor& x_BTC,
+                         const TokenSlices& tokens) const;
 
   // Of one sequence of `num_tokens`; a memory has as many.
   double forward_flops(std::int64_t num_tokens) const;

@@ -67,7 +67,7 @@ ResidualStream TransformerLayer::forward(const ResidualStream& stream,
     return noise ? std::optional(noise->at_layer(noise_layer(layer, consumer))) : std::nullopt;
   };
   const auto dropout = [&](const at::Tensor& y, const std::optional<NoiseKey>& key) {
-    return key ? philox_dropout(y, dropout_, *key, NoisePurpose::kResidualDropout) : y;
+    return key ? context.tokens.drop(y, dropout_, *key, NoisePurpose::kResidualDropout) : y;
   };
   const auto attend = [&](const AttentionSublayer& sublayer, const ResidualStream& before) {
     const auto [x_BTC, normed_BTC] = sublayer.norm(before);
@@ -79,7 +79,7 @@ ResidualStream TransformerLayer::forward(const ResidualStream& stream,
   if (cross_attention_) attended = attend(*cross_attention_, attended);
   const auto [x_BTC, normed_BTC] = feed_forward_norm_(attended);
   const std::optional<NoiseKey> key = noise_of(attention_.noise_number, RandomStream::kFeedForward);
-  return {x_BTC, dropout(feed_forward_(normed_BTC, key), key)};
+  return {x_BTC, dropout(feed_forward_(normed_BTC, context.tokens, key), key)};
 }
 
 TransformerLayer::State TransformerLayer::decode_state(std::int64_t batch,
@@ -102,7 +102,7 @@ ResidualStream TransformerLayer::decode_step(State& state, const ResidualStream&
   ResidualStream attended = attend(attention_, state.attention, stream);
   if (cross_attention_) attended = attend(*cross_attention_, state.cross_attention, attended);
   const auto [x_BTC, normed_BTC] = feed_forward_norm_(attended);
-  return {x_BTC, feed_forward_(normed_BTC, std::nullopt)};
+  return {x_BTC, feed_forward_(normed_BTC, context.tokens, std::nullopt)};
 }
 
 double TransformerLayer::forward_flops(std::int64_t num_tokens) const {

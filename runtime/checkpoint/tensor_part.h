@@ -11,6 +11,8 @@
 #include <string>
 #include <vector>
 
+#include "cluster/base/tensors/placement.h"
+
 namespace birkhoff {
 
 enum class StateKind { kParameter, kOptimizer, kStatistic };
@@ -21,7 +23,8 @@ struct TensorRegion {
   std::int64_t flat_begin = 0, flat_end = 0;                     // row-major inside the box
 
   std::int64_t num_elements() const { return flat_end - flat_begin; }
-  // Whether it is the whole range of a box that is the whole tensor.
+  // Whether the box is the whole tensor, and whether the range is, too, the whole box.
+  bool has_whole_box() const { return box_size == global_shape; }
   bool is_whole() const;
 };
 
@@ -32,13 +35,20 @@ struct TensorPart {
   TensorRegion region;
   int owner = 0;  // rank of the world that writes it; all ranks list all parts they hold, the
                   // owner writes
-  bool replicated = true;  // all ranks hold these elements; false: only this one
+  bool replicated = true;  // all data-parallel ranks hold these elements; false: only this one
   at::Tensor data;  // contiguous 1-D [region.num_elements()]; a view of live state, filled in place
                     // on load
 };
 
 // A part that is a whole tensor. `tensor` must be contiguous; data is a view of it.
 TensorPart whole_part(std::string name, StateKind kind, const at::Tensor& tensor, int owner);
+
+// The parts that elements `range` (row-major) of a rank's tensor are, one for each box that holds
+// some of them, or an empty part of its first box. data_n: these elements, contiguous; the parts'
+// data are views of it.
+std::vector<TensorPart> placed_parts(const std::string& name, StateKind kind,
+                                     const TensorPlacement& placement, Interval range,
+                                     const at::Tensor& data_n);
 
 // Assigns items of these sizes to `num_ranks` owners so that all have about as many bytes: the
 // largest item first, each to the rank with the fewest so far. Returns the owner of each item.

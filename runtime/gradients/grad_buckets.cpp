@@ -34,21 +34,15 @@ class GradBuckets::ReadyHook : public torch::autograd::FunctionPostHook {
 
 GradBuckets::GradBuckets(Parameters& parameters, ProcessGroup& group, std::int64_t bucket_elements,
                          std::int64_t num_shards, int zero_stage)
-    : group_(group), sliced_(zero_stage > 0 && group.size() > 1) {
+    : group_(group), place_(parameters.place()), sliced_(zero_stage > 0 && group.size() > 1) {
   require(bucket_elements > 0, "the bucket size is positive");
-  std::vector<const Parameter*> members;
-  std::int64_t elements = 0;
+  std::vector<const Parameter*> divided, whole;
   for (auto parameter = parameters.list().rbegin(); parameter != parameters.list().rend();
        ++parameter) {
-    if (!members.empty() && elements + parameter->value.numel() > bucket_elements) {
-      add_bucket(members);
-      members.clear();
-      elements = 0;
-    }
-    members.push_back(&*parameter);
-    elements += parameter->value.numel();
+    (parameter->placement.is_whole() ? whole : divided).push_back(&*parameter);
   }
-  if (!members.empty()) add_bucket(members);
+  add_buckets(divided, bucket_elements, /*divided=*/true);
+  add_buckets(whole, bucket_elements, /*divided=*/false);
   missing_.resize(buckets_.size());
   running_.resize(buckets_.size());
   if (num_shards > 0) {
@@ -65,13 +59,30 @@ GradBuckets::~GradBuckets() {
   }
 }
 
-void GradBuckets::add_bucket(const std::vector<const Parameter*>& members) {
+void GradBuckets::add_buckets(const std::vector<const Parameter*>& parameters,
+                              std::int64_t bucket_elements, bool divided) {
+  std::vector<const Parameter*> members;
+  std::int64_t elements = 0;
+  for (const Parameter* parameter : parameters) {
+    if (!members.empty() && elements + parameter->value.numel() > bucket_elements) {
+      add_bucket(members, divided);
+      members.clear();
+      elements = 0;
+    }
+    members.push_back(parameter);
+    elements += parameter->value.numel();
+  }
+  if (!members.empty()) add_bucket(members, divided);
+}
+
+void GradBuckets::add_bucket(const std::vector<const Parameter*>& members, bool divided) {
   Bucket bucket;
+  bucket.divided = divided;
   std::int64_t end = 0;
   for (const Parameter* parameter : members) {
     const at::Tensor& value = parameter->value;
-    bucket.slots.push_back(
-        {parameter->name, parameter->decay, value.sizes().vec(), end, value.numel()});
+    bucket.slots.push_back({parameter->name, parameter->decay, value.sizes().vec(), end,
+                            value.numel(), parameter->placement});
     end = round_up(end + value.numel(), kAlignment);
   }
   const std::int64_t length = round_up(end, kAlignment * group_.size());
@@ -157,6 +168,16 @@ void GradBuckets::finish_reducing(const std::vector<at::Tensor>& sums) {
     work = nullptr;
   }
   for (const auto& work : running_sums) work->wait();
+  if (place_.tensor == nullptr) return;
+  std::vector<std::unique_ptr<Work>> over_parts;
+  for (const Bucket& bucket : buckets_) {
+    if (bucket.divided) continue;
+    const Interval mine = owned(bucket);
+    over_parts.push_back(
+        place_.tensor->all_reduce_async(bucket.gradients.narrow(0, mine.begin, mine.size()),
+                                        ReduceOp::kSum, "gradients of whole parameters"));
+  }
+  for (const auto& work : over_parts) work->wait();
 }
 
 void GradBuckets::all_gather_parameters() {

@@ -4,6 +4,9 @@
 // backward pass finishes. Each bucket is reduced over the data group as soon as it and all earlier
 // ones are full, while the backward pass continues (Li et al. 2020, "PyTorch Distributed", section
 // 3.2.3). The order of reductions is fixed: it never depends on timing.
+//
+// If a model is divided over a tensor-parallel group, parameters that every rank of it holds have
+// buckets of their own, the last ones: their gradients are also added up over that group.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -14,8 +17,8 @@
 #include <vector>
 
 #include "cluster/base/collectives/process_group.h"
+#include "cluster/base/interval.h"
 #include "cluster/base/tensors/parameters.h"
-#include "data/batch/partition.h"
 #include "runtime/gradients/shard_reduction.h"
 
 namespace birkhoff {
@@ -28,12 +31,14 @@ class GradBuckets {
     bool decay = true;  // as in Parameter
     std::vector<std::int64_t> shape;
     std::int64_t offset = 0, elements = 0;  // in the bucket
+    TensorPlacement placement{};            // as in Parameter
   };
   // values and gradients: 1-D, of equal length, a multiple of kAlignment * ranks; the padding
   // between slots is zero.
   struct Bucket {
     at::Tensor values, gradients;
     std::vector<Slot> slots;
+    bool divided = false;  // each rank of the tensor axis has other elements
     std::int64_t elements() const { return values.size(0); }
   };
   // Slots start at multiples of this many elements: at least a cache line and the widest vector.
@@ -54,6 +59,8 @@ class GradBuckets {
   std::vector<Bucket>& buckets() { return buckets_; }
   const std::vector<Bucket>& buckets() const { return buckets_; }
   ProcessGroup& group() const { return group_; }
+  // The ranks that hold the other parts of the model.
+  const ModelPlacement& place() const { return place_; }
   // Rank of the group that owns an element of a bucket: each rank owns one of size() equal slices.
   int owner(const Bucket& bucket, std::int64_t offset) const;
   // Whether each rank updates only its own slices: ZeRO, on more than one rank.
@@ -71,8 +78,9 @@ class GradBuckets {
   void start_reducing();
   // Reduces the remaining buckets (a parameter without a gradient counts as zero) and then `sums`,
   // contiguous tensors that travel with the gradients, and waits for all. Afterwards the owned
-  // gradients and `sums` are the sums over the group; other gradients are undefined. Collective
-  // over the group, as are the reductions that start_reducing() permits.
+  // gradients and `sums` are the sums over the group, and gradients of buckets that are not divided
+  // also over the tensor axis; other gradients are undefined. Collective over the group, as are the
+  // reductions that start_reducing() permits, and over the tensor axis.
   void finish_reducing(const std::vector<at::Tensor>& sums);
   // Call after the owned values were updated: all ranks get all values. Collective over the group
   // if sliced(), else local.
@@ -80,11 +88,14 @@ class GradBuckets {
 
  private:
   class ReadyHook;
-  void add_bucket(const std::vector<const Parameter*>& members);
+  void add_buckets(const std::vector<const Parameter*>& parameters, std::int64_t bucket_elements,
+                   bool divided);
+  void add_bucket(const std::vector<const Parameter*>& members, bool divided);
   void mark_ready(std::size_t bucket);
   void launch_next();
 
   ProcessGroup& group_;
+  const ModelPlacement place_;
   std::vector<Bucket> buckets_;
   std::vector<std::shared_ptr<void>> accumulators_;  // autograd nodes that hold our hooks
   std::vector<std::size_t> missing_;  // slots of each bucket whose gradient is not complete

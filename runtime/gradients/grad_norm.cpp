@@ -3,6 +3,7 @@
 #include <ATen/Dispatch.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/full.h>
 #include <ATen/ops/zeros.h>
 
 #include <algorithm>
@@ -137,15 +138,21 @@ at::Tensor gradient_chunk_sums(const GradBuckets& buckets) {
 double norm_of_chunk_sums(const GradBuckets& buckets, const at::Tensor& chunk_sums) {
   const at::Tensor on_host = chunk_sums.cpu();
   const double* chunk_sum = on_host.const_data_ptr<double>();
-  double sum = 0;
+  double of_divided = 0, of_whole = 0;
   for (const auto& bucket : buckets.buckets()) {
     double bucket_sum = 0;
     for (std::int64_t chunk = 0; chunk < num_sum_chunks(bucket.elements()); ++chunk) {
       bucket_sum += *chunk_sum++;
     }
-    sum += bucket_sum;
+    (bucket.divided ? of_divided : of_whole) += bucket_sum;
   }
-  return std::sqrt(sum);
+  if (ProcessGroup* const tensor = buckets.place().tensor; tensor != nullptr) {
+    const at::Tensor sum =
+        at::full({1}, of_divided, at::TensorOptions(at::kDouble).device(tensor->device()));
+    tensor->all_reduce(sum, ReduceOp::kSum, "gradient norm");
+    of_divided = sum.item<double>();
+  }
+  return std::sqrt(of_divided + of_whole);
 }
 
 }  // namespace birkhoff

@@ -22,7 +22,8 @@ at::Tensor gradient_chunk_sums(const GradBuckets& buckets);
 
 // The Euclidean norm of all reduced gradients in the buckets: these sums, added in order. The same
 // bits for any number of threads, with and without slices, and, for equal gradients, for any number
-// of ranks and on every device. Not finite if any gradient is not. Waits for the device.
+// of data-parallel ranks and on every device. Not finite if any gradient is not. Waits for the
+// device. Collective over the tensor axis.
 double norm_of_chunk_sums(const GradBuckets& buckets, const at::Tensor& chunk_sums);
 
 }  // namespace birkhoff

@@ -10,7 +10,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "data/batch/partition.h"
+#include "cluster/base/interval.h"
 
 namespace birkhoff {
 

@@ -105,7 +105,8 @@ Adafactor::Adafactor(const configs::Adafactor& config, GradBuckets& buckets)
       epsilon2_(config.epsilon2()),
       scale_by_parameter_(config.scale_by_parameter()),
       num_updates_(at::zeros({1}, at::kDouble)) {
-  require(!buckets.sliced(), "Adafactor needs the gradients of whole matrices");
+  require(!buckets.sliced() && buckets.place().tensor == nullptr,
+          "Adafactor needs the gradients of whole matrices");
   std::int64_t most_elements = 0;
   for (const auto& bucket : buckets.buckets()) {
     for (const auto& slot : bucket.slots) {

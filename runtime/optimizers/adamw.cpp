@@ -120,17 +120,15 @@ std::vector<TensorPart> AdamW::state() {
       const auto add = [&](std::int64_t begin, std::int64_t end, int owner) {
         for (const auto& [prefix, moment] :
              {std::pair("adamw.m/", &moments_[b].m), std::pair("adamw.v/", &moments_[b].v)}) {
-          TensorPart part;
-          part.name = prefix + slot.name;
-          part.kind = StateKind::kOptimizer;
-          part.region.global_shape = part.region.box_size = slot.shape;
-          part.region.box_offset.assign(slot.shape.size(), 0);
-          part.region.flat_begin = begin - slot.offset;
-          part.region.flat_end = end - slot.offset;
-          part.owner = owner;
-          part.replicated = !buckets_.sliced();
-          part.data = moment->narrow(0, begin < end ? begin - owned.begin : 0, end - begin);
-          parts.push_back(std::move(part));
+          const at::Tensor data =
+              moment->narrow(0, begin < end ? begin - owned.begin : 0, end - begin);
+          for (TensorPart& part :
+               placed_parts(prefix + slot.name, StateKind::kOptimizer, slot.placement,
+                            {begin - slot.offset, end - slot.offset}, data)) {
+            part.owner = owner;
+            part.replicated = !buckets_.sliced();
+            parts.push_back(std::move(part));
+          }
         }
       };
       const std::int64_t first = std::max(owned.begin, slot.offset);

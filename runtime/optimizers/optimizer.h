@@ -25,9 +25,8 @@ class Optimizer {
   virtual void step(const StepScalars& scalars) = 0;
 
   // The optimizer's state on this rank, as views of live memory: all of it, or with ZeRO only the
-  // state of the values that the rank owns. A part's owner is the rank (of the buckets' group,
-  // which is the world while the other axes are 1) whose slice of the bucket contains it, so ranks
-  // share the writing.
+  // state of the values that the rank owns. A part's owner is the rank of the buckets' group whose
+  // slice of the bucket contains it, so ranks share the writing.
   virtual std::vector<TensorPart> state() = 0;
 };
 

@@ -21,8 +21,9 @@ class LanguageModelTask final : public Task {
   ModelInputs inputs(std::int64_t vocabulary) const override {
     return {.vocabulary = vocabulary, .class_names = {}};
   }
-  std::unique_ptr<Model> make_model(const ModelInputs& inputs, at::Device device) const override {
-    return std::make_unique<LanguageModel>(config_, inputs.vocabulary, device);
+  std::unique_ptr<Model> make_model(const ModelInputs& inputs,
+                                    const ModelPlacement& place) const override {
+    return std::make_unique<LanguageModel>(config_, inputs.vocabulary, place);
   }
 
   std::unique_ptr<SampleSource> training_source(const Corpus& corpus) const override {

@@ -46,9 +46,9 @@ std::unique_ptr<Task> make_task(const configs::Config& config) {
 }
 
 std::unique_ptr<Model> make_model(const configs::Config& config, std::int64_t vocabulary,
-                                  at::Device device) {
+                                  const ModelPlacement& place) {
   const std::unique_ptr<Task> task = make_task(config);
-  return task->make_model(task->inputs(vocabulary), device);
+  return task->make_model(task->inputs(vocabulary), place);
 }
 
 std::vector<std::string> slow_attention_paths(const configs::Config& config,

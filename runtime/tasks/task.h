@@ -28,9 +28,11 @@ class Task {
   // The same for a vocabulary of that size, without a corpus.
   virtual ModelInputs inputs(std::int64_t vocabulary) const = 0;
 
-  // Builds the model on the device. Error(kConfig) if a value is invalid, or if the configuration
-  // and `inputs` have different numbers of classes. Error(kData) if there are no labels.
-  virtual std::unique_ptr<Model> make_model(const ModelInputs& inputs, at::Device device) const = 0;
+  // Builds this rank's part of the model. Error(kConfig) if a value is invalid, or if the
+  // configuration and `inputs` have different numbers of classes. Error(kData) if there are no
+  // labels.
+  virtual std::unique_ptr<Model> make_model(const ModelInputs& inputs,
+                                            const ModelPlacement& place) const = 0;
 
   // The samples to train on. Error(kData) if the split is missing or too short.
   virtual std::unique_ptr<SampleSource> training_source(const Corpus& corpus) const = 0;
@@ -63,7 +65,7 @@ std::unique_ptr<Task> make_task(const configs::Config& config);
 // The model of a resolved configuration with a vocabulary of that size and no corpus. Errors as
 // make_task() and Task::make_model().
 std::unique_ptr<Model> make_model(const configs::Config& config, std::int64_t vocabulary,
-                                  at::Device device);
+                                  const ModelPlacement& place);
 
 // slow_attention_paths() of that model (models/attention_paths.h).
 std::vector<std::string> slow_attention_paths(const configs::Config& config,

@@ -37,9 +37,10 @@ class TextClassificationTask final : public Task {
     for (int i = 0; i < task().classes(); ++i) inputs.class_names.push_back(std::to_string(i));
     return inputs;
   }
-  std::unique_ptr<Model> make_model(const ModelInputs& inputs, at::Device device) const override {
+  std::unique_ptr<Model> make_model(const ModelInputs& inputs,
+                                    const ModelPlacement& place) const override {
     check_classes(static_cast<std::int64_t>(inputs.class_names.size()));
-    return std::make_unique<TextClassifier>(config_, inputs.vocabulary, device);
+    return std::make_unique<TextClassifier>(config_, inputs.vocabulary, place);
   }
 
   std::unique_ptr<SampleSource> training_source(const Corpus& corpus) const override {

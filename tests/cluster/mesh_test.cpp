@@ -78,7 +78,7 @@ TEST(Mesh, SizesThatDoNotFitAreConfigErrors) {
       EXPECT_THAT(error.what(), testing::HasSubstr(why));
     }
   };
-  const std::string ranks = fmt::format("{} ranks", world.size());
+  const std::string ranks = fmt::format("the run's {} rank", world.size());
   expect_refused(config(world.size() + 1, 1, 1), ranks);
   expect_refused(config(0, world.size() + 1, 1), ranks);
   expect_refused(config(0, 1, 5), ranks);

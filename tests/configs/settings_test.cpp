@@ -131,7 +131,7 @@ const BadSetting kBadSettings[] = {
      "model.attention.0.group.0.haeds: unknown field 'haeds'"},
     {"model.attention=[{group{haeds: 2}}]",
      "model.attention.0.group.0.haeds: unknown field 'haeds'"},
-    {"mesh.tensor=2", "mesh.tensor: tensor parallelism is not supported yet"},
+    {"mesh.tensor=7", "mesh.tensor: 7 does not divide model.feed_forward"},
     {"include=\"x\"", "include belongs in a file"},
     {"include.0=x", "include belongs in a file"},
     {"data.corpus=a\nb", "contains a control character"},

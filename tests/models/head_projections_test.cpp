@@ -54,7 +54,7 @@ TEST_F(HeadProjectionsTest, GroupsGetTheTensorsThatTheyShare) {
   // Heads: 6 of queries, 3 of keys, 3 of values.
   EXPECT_THAT(shapes(), ::testing::ElementsAre("attention.query_key_value.weight 24"));
   EXPECT_EQ(projections.flops(), 2 * 24 * kChannels);
-  const HeadProjections::Heads heads = projections.all(x_BTC);
+  const HeadProjections::Heads heads = projections.all(x_BTC, {}).first;
   const auto equal = [&](const at::Tensor& part, std::int64_t first_head, std::int64_t count) {
     return at::allclose(
         part, expected("attention.query_key_value.weight", x_BTC, first_head * kHeadDim, count));
@@ -74,7 +74,7 @@ TEST_F(HeadProjectionsTest, GroupedQueriesHaveFewerKeysAndValues) {
   const HeadProjections projections = make(KeySource::kOwnSequence);
   // Heads: 6 of queries, 3 of keys, 2 of values.
   EXPECT_THAT(shapes(), ::testing::ElementsAre("attention.query_key_value.weight 22"));
-  const HeadProjections::Heads heads = projections.all(x_BTC);
+  const HeadProjections::Heads heads = projections.all(x_BTC, {}).first;
   const auto equal = [&](const at::Tensor& part, std::int64_t first_head, std::int64_t count) {
     return at::allclose(
         part, expected("attention.query_key_value.weight", x_BTC, first_head * kHeadDim, count));
@@ -90,8 +90,8 @@ TEST_F(HeadProjectionsTest, AMemoryHasKeysAndValuesOfItsOwn) {
   EXPECT_THAT(shapes(),
               ::testing::ElementsAre("attention.query.weight 12", "attention.key_value.weight 16"));
   const at::Tensor memory_BSC = at::rand({2, 3, kChannels}, at::kDouble);
-  const HeadProjections::Heads own = projections.queries(x_BTC);
-  const HeadProjections::Heads other = projections.keys_and_values(memory_BSC);
+  const HeadProjections::Heads own = projections.queries(x_BTC, {}).first;
+  const HeadProjections::Heads other = projections.keys_and_values(memory_BSC, {}).first;
   EXPECT_TRUE(own.k_BHTD.empty() && own.v_BHTD.empty() && other.q_BHTD.empty());
   EXPECT_TRUE(at::allclose(own.q_BHTD[1], expected("attention.query.weight", x_BTC, 4, 4)));
   const auto equal = [&](const at::Tensor& part, std::int64_t first_head, std::int64_t count) {

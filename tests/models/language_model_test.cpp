@@ -320,7 +320,7 @@ TEST(FeedForward, GegluIsItsFormula) {
   const at::Tensor x_BTC = at::randn({2, 3, 8}, at::kDouble);
   const at::Tensor up = at::matmul(x_BTC, parameter(0).t()) + parameter(1);
   const at::Tensor hidden = at::gelu(up.narrow(2, 0, 5)) * up.narrow(2, 5, 5);
-  EXPECT_LE(greatest_difference(layer(x_BTC, std::nullopt),
+  EXPECT_LE(greatest_difference(layer(x_BTC, {}, std::nullopt),
                                 at::matmul(hidden, parameter(2).t()) + parameter(3)),
             1e-14);
 }

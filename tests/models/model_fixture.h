@@ -26,35 +26,43 @@ struct TestModel {
 };
 
 inline TestModel make_test_model_of(const std::string& task, const std::string& model_text,
-                                    const std::vector<std::string>& settings, at::Device device) {
+                                    const std::vector<std::string>& settings,
+                                    const ModelPlacement& place) {
   const std::string text =
       "task { " + task +
       " } data { corpus: 'none' sequence_length: 16 } train { precision: fp64 } "
       "model { layers: 2 channels: 8 heads: 2 " +
       model_text + " }";
-  return {make_model(parse_config(text, "test", settings), kVocabulary, device)};
+  return {make_model(parse_config(text, "test", settings), kVocabulary, place)};
 }
 
 // A stack of a model of tokens, with its embeddings.
 struct TokenStack {
-  TokenStack(const configs::Config& config, StackRole role, Parameters& parameters)
-      : embedding(config, role, kVocabulary, parameters), stack(config, role, parameters) {}
+  TokenStack(const configs::Config& config, StackRole role, Parameters& of_model)
+      : parameters(of_model),
+        embedding(config, role, kVocabulary, of_model),
+        stack(config, role, of_model) {}
 
   at::Tensor forward(const Batch& batch, const std::optional<NoiseKey>& noise, NamedSums& sums,
                      const Memory& memory = {}) const {
-    SequenceContext context = token_context(batch);
+    const TokenSlices tokens = token_slices(batch, parameters);
+    SequenceContext context = token_context(batch, tokens);
     context.memory = memory;
-    return stack.forward(embedding(batch, noise), context, noise, sums);
+    return tokens.gather(stack.forward(embedding(batch, tokens, noise), context, noise, sums));
   }
   Memory encode(const Batch& batch, const std::optional<NoiseKey>& noise, NamedSums& sums) const {
-    return stack.encode(embedding(batch, noise), token_context(batch), noise, sums);
+    const TokenSlices tokens = token_slices(batch, parameters);
+    return stack.encode(embedding(batch, tokens, noise), token_context(batch, tokens), noise, sums);
   }
   at::Tensor decode_step(DecodeCache& cache, const at::Tensor& tokens_B) const {
     const at::Tensor tokens_BT = tokens_B.unsqueeze(1);
-    return stack.decode_step(cache,
-                             embedding.embed(tokens_BT, at::full_like(tokens_BT, cache.length())));
+    const TokenSlices tokens(parameters.place(), tokens_B.size(0), 1);
+    return tokens.gather(stack.decode_step(
+        cache, embedding.embed(tokens_BT, at::full_like(tokens_BT, cache.length()), tokens),
+        tokens));
   }
 
+  Parameters& parameters;
   TokenEmbedding embedding;
   Stack stack;
 };
@@ -62,15 +70,15 @@ struct TokenStack {
 // Two layers, 8 channels, 2 heads, 16 tokens, fp64. `settings` may change any of these.
 inline TestModel make_test_model(const std::string& model_text,
                                  const std::vector<std::string>& settings = {},
-                                 at::Device device = at::kCPU) {
-  return make_test_model_of("language_model {}", model_text, settings, device);
+                                 const ModelPlacement& place = at::kCPU) {
+  return make_test_model_of("language_model {}", model_text, settings, place);
 }
 
 // The same sizes, and three classes.
 inline TestModel make_test_classifier(const std::string& model_text,
                                       const std::vector<std::string>& settings = {},
-                                      at::Device device = at::kCPU) {
-  return make_test_model_of("classification { classes: 3 }", model_text, settings, device);
+                                      const ModelPlacement& place = at::kCPU) {
+  return make_test_model_of("classification { classes: 3 }", model_text, settings, place);
 }
 
 // Initial weights are small; larger weights make every part affect the outputs.

@@ -39,7 +39,7 @@ std::string difference(int size, const std::function<void(int, Replica&)>& harm)
   std::vector<std::string> lines(static_cast<std::size_t>(size));
   run_ranks(size, [&](ProcessGroup& group) {
     Replica replica;
-    Agreement agreement(group, replica.parts(), fmt::format("node{}", group.rank()));
+    Agreement agreement(group, group, replica.parts(), fmt::format("node{}", group.rank()));
     EXPECT_EQ(agreement.find_difference(replica.state), "");
     harm(group.rank(), replica);
     lines[static_cast<std::size_t>(group.rank())] = agreement.find_difference(replica.state);
@@ -93,7 +93,7 @@ TEST(Agreement, NamesAFlippedCentroid) {
       "test", {});
   run_ranks(3, [&](ProcessGroup& group) {
     const auto model = make_model(config, 11, at::kCPU);
-    Agreement agreement(group, model_tensors(*model), fmt::format("node{}", group.rank()));
+    Agreement agreement(group, group, model_tensors(*model), fmt::format("node{}", group.rank()));
     const TrainState state{20, 240, 1000, 0, false, {}};
     EXPECT_EQ(agreement.find_difference(state), "");
     const Statistic& centroids = model->parameters().statistics().at(0);
@@ -123,7 +123,7 @@ TEST(Agreement, TellsAMajorityFromADraw) {
 TEST(Agreement, OneRankAgreesWithItself) {
   const auto group = make_single_group();
   Replica replica;
-  EXPECT_EQ(Agreement(*group, replica.parts(), "here").find_difference(replica.state), "");
+  EXPECT_EQ(Agreement(*group, *group, replica.parts(), "here").find_difference(replica.state), "");
   EXPECT_EQ(group->ring().total_operations(), 0);
 }
 
@@ -139,8 +139,8 @@ TEST(Agreement, TheTrainerFindsAFlipWhenItIsDue) {
     testing::internal::CaptureStderr();  // the warning of restore
     run_ranks(3, [&](ProcessGroup& group) {
       ToyTraining training(config, group, at::kFloat);
-      Agreement agreement(group, training_parts(training.model, *training.optimizer, group.size()),
-                          "here");
+      Agreement agreement(
+          group, group, training_parts(training.model, *training.optimizer, group.size()), "here");
       training.agreement = &agreement;
       training.before_batch = [&](std::int64_t step) {
         if (step == 6 && group.rank() == 1) {

@@ -195,7 +195,8 @@ TEST(Statistics, AreInTheFilesOfTheModel) {
 TEST(Statistics, RanksCompareThem) {
   run_ranks(3, [&](ProcessGroup& group) {
     ToyTraining training(config_of(2, 0), group, at::kFloat);
-    Agreement agreement(group, training_parts(training.model, *training.optimizer, 3), "here");
+    Agreement agreement(group, group, training_parts(training.model, *training.optimizer, 3),
+                        "here");
     EXPECT_EQ(agreement.find_difference(training.state), "");
     if (group.rank() == 2) statistic_of(training)[0][0] += 1;
     EXPECT_NE(agreement.find_difference(training.state).find("attention.mean"), std::string::npos);

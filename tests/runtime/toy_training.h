@@ -8,6 +8,7 @@
 #include <set>
 
 #include "configs/schema/config.pb.h"
+#include "data/batch/partition.h"
 #include "runtime/trainer.h"
 #include "tests/runtime/deliver.h"
 #include "tests/runtime/toy_model.h"

@@ -142,15 +142,15 @@ struct FusedBlockAttention : torch::autograd::Function<FusedBlockAttention> {
     context->save_for_backward(std::move(saved));
     context->saved_data["windows"] = windows;
     context->saved_data["dropout"] = static_cast<double>(operands.dropout);
-    context->saved_data["noise"] =
-        std::vector<std::int64_t>{static_cast<std::int64_t>(noise.seed), noise.layer,
-                                  operands.columns.first, operands.columns.all};
+    context->saved_data["noise"] = noise.integers();
+    context->saved_data["columns"] =
+        std::vector<std::int64_t>{operands.columns.first, operands.columns.all};
     context->saved_data["least"] = operands.relative.least;
   }
 
   static std::pair<BlockOperands, BlockResults> restore(AutogradContext* context) {
     const variable_list saved = context->get_saved_variables();
-    const std::vector<std::int64_t> noise = context->saved_data["noise"].toIntVector();
+    const std::vector<std::int64_t> columns = context->saved_data["columns"].toIntVector();
     const std::vector<std::int64_t> windows = context->saved_data["windows"].toIntVector();
     BlockOperands operands;
     operands.q_BHNbD = saved[0];
@@ -171,12 +171,10 @@ struct FusedBlockAttention : torch::autograd::Function<FusedBlockAttention> {
     }
     operands.dropout = static_cast<float>(context->saved_data["dropout"].toDouble());
     if (saved[3].defined()) {
-      operands.noise = NoiseKey{.seed = static_cast<std::uint64_t>(noise[0]),
-                                .step = saved[3],
-                                .layer = static_cast<std::uint32_t>(noise[1]),
-                                .sample_ids_B = saved[4]};
+      operands.noise =
+          NoiseKey::of_integers(context->saved_data["noise"].toIntVector(), saved[3], saved[4]);
     }
-    operands.columns = {.first = noise[2], .all = noise[3]};
+    operands.columns = {.first = columns[0], .all = columns[1]};
     operands.relative = {.keys_HRD = saved[5],
                          .values_HRD = saved[6],
                          .least = context->saved_data["least"].toInt()};

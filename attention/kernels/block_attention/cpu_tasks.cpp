@@ -34,6 +34,7 @@ struct Call {
   Sum<T>*max_BHNb, *inverse_sum_BHNb;
   std::optional<TileDropout> dropout;
   at::Tensor sample_ids_B;  // defined with dropout
+  std::int64_t first_head;  // of the noise
   std::vector<KeySource<T>> sources;
   DistanceTables<T> tables;
   std::vector<std::int32_t> positions;  // 0, 1, ..; empty without relative positions
@@ -128,8 +129,9 @@ struct Call {
       queries.sample_id =
           static_cast<std::uint64_t>(sample_ids_B.const_data_ptr<std::int64_t>()[b]);
       // A sample's noise is [H, N, b, columns].
+      const std::int64_t of_sample = row + (first_head - b * heads) * num_blocks * block;
       for (KeyTile<T>& tile : tiles) {
-        tile.first_element += (row - b * heads * num_blocks * block) * dropout->query_stride;
+        tile.first_element += of_sample * dropout->query_stride;
       }
     }
     (pass == Pass::kForward ? &birkhoff::attend_tile<T>
@@ -345,6 +347,7 @@ Call<T> call_of(const BlockOperands& operands, const at::Tensor& softmax_2BHNb) 
                .inverse_sum_BHNb = softmax_2BHNb[1].mutable_data_ptr<Sum<T>>(),
                .dropout = tile_dropout(operands.dropout, operands.noise, B, operands.columns.all),
                .sample_ids_B = operands.noise ? operands.noise->sample_ids_B : at::Tensor(),
+               .first_head = operands.noise ? operands.noise->first_head : 0,
                .sources = {},
                .tables = DistanceTables<T>(operands.relative),
                .positions = {},

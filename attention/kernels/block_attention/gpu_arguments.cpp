@@ -39,7 +39,8 @@ BlockDropoutParams gpu_dropout_of(const BlockOperands& operands) {
           .layer = noise.layer,
           .purpose = static_cast<std::uint32_t>(NoisePurpose::kAttentionDropout),
           .sample_ids = noise.sample_ids_B.const_data_ptr<std::int64_t>(),
-          .first_column = operands.columns.first,
+          .first_column = operands.columns.first +
+                          noise.first_head * q.size(2) * q.size(3) * operands.columns.all,
           .columns = operands.columns.all};
 }
 

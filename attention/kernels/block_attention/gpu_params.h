@@ -59,7 +59,8 @@ struct DistanceParams {
 };
 
 // The noise of philox_dropout() on probabilities [batch, heads, blocks, block, columns]. This call
-// uses the columns from first_column on.
+// uses the columns from first_column on, which is beyond `columns` if other ranks have heads before
+// these.
 struct BlockDropoutParams {
   float p, scale;  // scale = 1 / (1 - p); p = 0: none
   std::uint64_t seed;

@@ -106,8 +106,7 @@ struct FusedGatheredAttention : torch::autograd::Function<FusedGatheredAttention
     context->saved_data["merge"] = static_cast<std::int64_t>(in.merge);
     context->saved_data["least"] = in.relative.least;
     context->saved_data["dropout"] = static_cast<double>(in.dropout);
-    context->saved_data["noise"] =
-        std::vector<std::int64_t>{static_cast<std::int64_t>(noise.seed), noise.layer};
+    context->saved_data["noise"] = noise.integers();
   }
 
   static std::pair<GatheredAttention, GatheredResults> restore(AutogradContext* context) {
@@ -132,12 +131,9 @@ struct FusedGatheredAttention : torch::autograd::Function<FusedGatheredAttention
                    .least = context->saved_data["least"].toInt()};
     in.sink_H = saved[21];
     if (saved[22].defined()) {
-      const std::vector<std::int64_t> noise = context->saved_data["noise"].toIntVector();
       in.dropout = static_cast<float>(context->saved_data["dropout"].toDouble());
-      in.noise = NoiseKey{.seed = static_cast<std::uint64_t>(noise[0]),
-                          .step = saved[22],
-                          .layer = static_cast<std::uint32_t>(noise[1]),
-                          .sample_ids_B = saved[23]};
+      in.noise =
+          NoiseKey::of_integers(context->saved_data["noise"].toIntVector(), saved[22], saved[23]);
     }
     return {in, {.part = {saved[18], saved[3], saved[4]}, .slots = {saved[5], saved[6]}}};
   }

@@ -84,8 +84,9 @@ struct Call {
   at::Tensor sink_H =
       in.sink_H.defined() ? in.sink_H.detach().to(sum_options).contiguous() : at::Tensor();
   at::Tensor d_sink_PH;  // of each part of the work, for backward
+  const std::int64_t noise_heads = in.drops() ? in.noise_heads() : H;
   std::optional<TileDropout> dropout =
-      tile_dropout(in.dropout, in.noise, B, H* GatheredAttention::kNoiseRow);
+      tile_dropout(in.dropout, in.noise, B, noise_heads* GatheredAttention::kNoiseRow);
 
   // A thread's memory: the loop's, and the current segment's rows.
   struct Worker {
@@ -277,7 +278,7 @@ struct Call {
         constexpr std::int64_t kNoiseRow = GatheredAttention::kNoiseRow;
         for (KeyTile<T>& tile : worker.tiles) {
           const std::int64_t rank = tile.first_element % kNoiseRow;
-          tile.first_element = (first * H + h) * kNoiseRow + rank;
+          tile.first_element = (first * noise_heads + in.noise->first_head + h) * kNoiseRow + rank;
         }
       }
       work(queries, head);

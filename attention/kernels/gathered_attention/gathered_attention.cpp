@@ -99,7 +99,7 @@ void check(const GatheredAttention& in) {
               ids_B.device() == q.device(),
           "gathered attention: noise needs an int64 id for each sample, on the device of q");
   // The last element of noise fits int64.
-  require(in.rows.queries.rows_BHP.size(2) * q.size(1) < GatheredAttention::kNoiseRow,
+  require(in.rows.queries.rows_BHP.size(2) * in.noise_heads() < GatheredAttention::kNoiseRow,
           "gathered attention: with dropout, slots times heads must be below 2^31");
 }
 

@@ -78,13 +78,17 @@ struct GatheredAttention {
   at::Tensor sink_H{};           // a logit with value 0 in every softmax; undefined: none
   // The dropout rate of probabilities, used if there is noise. For the query at slot r of head h's
   // list and the key at rank n of its segment, the noise is element (r H + h) kNoiseRow + n of the
-  // sample. Slots and ranks follow from the sample's lists, so noise does not depend on the rest of
-  // the batch.
+  // sample, where H and h count the heads of all ranks (NoiseKey). Slots and ranks follow from the
+  // sample's lists, so noise does not depend on the rest of the batch.
   float dropout = 0;
   std::optional<NoiseKey> noise{};
   static constexpr std::int64_t kNoiseRow = std::int64_t{1} << 31;  // beyond all ranks
 
   bool drops() const { return noise && dropout > 0; }
+  // H of the noise. Call it only if drops().
+  std::int64_t noise_heads() const {
+    return noise->all_heads > 0 ? noise->all_heads : q_BHLD.size(1);
+  }
 };
 
 // The fastest path up to `limit` that supports `in`. kFused: on the CPU fp32, fp64 and bf16, on a

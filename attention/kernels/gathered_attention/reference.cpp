@@ -23,10 +23,12 @@ at::Tensor drop(const GatheredAttention& in, const PaddedSegments& queries,
   if (!in.drops()) return p_BHGMN;
   const std::int64_t H = p_BHGMN.size(1), N = p_BHGMN.size(4),
                      slots = std::max<std::int64_t>(in.rows.queries.rows_BHP.size(2), 1);
+  const std::int64_t all_heads = in.noise_heads();
   const at::Tensor factors =  // [B, H, slots, N]
-      philox_dropout_rows(in.dropout, *in.noise, NoisePurpose::kAttentionDropout, slots * H, N,
-                          GatheredAttention::kNoiseRow)
-          .unflatten(1, {slots, H})
+      philox_dropout_rows(in.dropout, *in.noise, NoisePurpose::kAttentionDropout, slots * all_heads,
+                          N, GatheredAttention::kNoiseRow)
+          .unflatten(1, {slots, all_heads})
+          .narrow(2, in.noise->first_head, H)
           .transpose(1, 2);
   const at::Tensor slot = queries.slot_BHGM.flatten(2).unsqueeze(3).expand({-1, -1, -1, N});
   return p_BHGMN * factors.gather(2, slot).view_as(p_BHGMN);

@@ -110,8 +110,7 @@ struct FusedRows : torch::autograd::Function<FusedRows> {
                                 saved.kept_BL, saved.index_BHLk, saved.weight_BHLk,
                                 saved.threshold_BHL, saved.alpha_H, noise.step,
                                 noise.sample_ids_B});
-    context->saved_data["noise"] =
-        std::vector<std::int64_t>{static_cast<std::int64_t>(noise.seed), noise.layer};
+    context->saved_data["noise"] = noise.integers();
     context->saved_data["dropout"] = static_cast<double>(in.dropout);
     if (!alpha_H.empty()) context->saved_data["alpha"] = alpha_H[0].scalar_type();
     return x.out_BHLD;
@@ -120,13 +119,9 @@ struct FusedRows : torch::autograd::Function<FusedRows> {
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
     refuse_second_gradient();
     const variable_list t = context->get_saved_variables();
-    const std::vector<std::int64_t> numbers = context->saved_data["noise"].toIntVector();
     std::optional<NoiseKey> noise;
     if (t[10].defined()) {
-      noise = NoiseKey{.seed = static_cast<std::uint64_t>(numbers[0]),
-                       .step = t[10],
-                       .layer = static_cast<std::uint32_t>(numbers[1]),
-                       .sample_ids_B = t[11]};
+      noise = NoiseKey::of_integers(context->saved_data["noise"].toIntVector(), t[10], t[11]);
     }
     HeadTensors x;
     x.q_BHLD = t[0];
@@ -148,7 +143,7 @@ struct FusedRows : torch::autograd::Function<FusedRows> {
     const std::int64_t H = x.q_BHLD.size(1);
     const std::optional<TileDropout> dropout =
         tile_dropout(p, noise, x.q_BHLD.size(0), x.k_BHSD.size(2));
-    if (dropout) x.sample_ids_B = noise->sample_ids_B;
+    if (dropout) x.set_noise(*noise);
     const HeadShape shape = head_shape(x, 1 / std::sqrt(static_cast<double>(x.q_BHLD.size(3))),
                                        dropout ? &*dropout : nullptr);
     const auto of_sequence = [](const at::Tensor& x_BL, std::int64_t b) {

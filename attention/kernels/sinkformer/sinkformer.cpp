@@ -180,8 +180,8 @@ struct FusedSinkformer : torch::autograd::Function<FusedSinkformer> {
                                 saved.exact_out_BHLD, saved.potentials.queries_BHtL,
                                 saved.potentials.keys_BHtS, noise.step, noise.sample_ids_B});
     context->saved_data["options"] =
-        std::vector<std::int64_t>{in.half_steps, static_cast<std::int64_t>(in.gradient),
-                                  static_cast<std::int64_t>(noise.seed), noise.layer};
+        std::vector<std::int64_t>{in.half_steps, static_cast<std::int64_t>(in.gradient)};
+    context->saved_data["noise"] = noise.integers();
     context->saved_data["dropout"] = static_cast<double>(in.dropout);
     return x.out_BHLD;
   }
@@ -193,10 +193,8 @@ struct FusedSinkformer : torch::autograd::Function<FusedSinkformer> {
     Options options{static_cast<int>(numbers[0]), static_cast<BalanceGradient>(numbers[1]),
                     static_cast<float>(context->saved_data["dropout"].toDouble()), std::nullopt};
     if (tensors[8].defined()) {
-      options.noise = NoiseKey{.seed = static_cast<std::uint64_t>(numbers[2]),
-                               .step = tensors[8],
-                               .layer = static_cast<std::uint32_t>(numbers[3]),
-                               .sample_ids_B = tensors[9]};
+      options.noise =
+          NoiseKey::of_integers(context->saved_data["noise"].toIntVector(), tensors[8], tensors[9]);
     }
     HeadTensors x;
     x.q_BHLD = tensors[0];
@@ -245,7 +243,7 @@ struct FusedSinkformer : torch::autograd::Function<FusedSinkformer> {
   static void run_on_cpu(const Options& options, HeadTensors x, const Saved& saved, bool forward) {
     const std::optional<TileDropout> dropout =
         tile_dropout(options.dropout, options.noise, x.q_BHLD.size(0), x.k_BHSD.size(2));
-    if (dropout) x.sample_ids_B = options.noise->sample_ids_B;
+    if (dropout) x.set_noise(*options.noise);
     SinkformerShape shape{head_shape(x, 1 / std::sqrt(static_cast<double>(x.q_BHLD.size(3))),
                                      dropout ? &*dropout : nullptr),
                           options.half_steps, options.gradient};

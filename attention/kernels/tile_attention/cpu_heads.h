@@ -20,6 +20,12 @@ struct HeadTensors {
   at::Tensor d_out_BHLD, d_q_BHLD, d_k_BHSD, d_v_BHSD;
   at::Tensor query_lengths_B, key_lengths_B;  // int64; undefined: L and S
   at::Tensor sample_ids_B;                    // int64; defined with dropout
+  std::int64_t first_head = 0;                // of the noise of dropout
+
+  void set_noise(const NoiseKey& noise) {
+    sample_ids_B = noise.sample_ids_B;
+    first_head = noise.first_head;
+  }
 };
 
 template <typename T>
@@ -68,7 +74,7 @@ void for_heads(const HeadTensors& x, std::size_t scratch_bytes, Run run) {
       if (x.sample_ids_B.defined()) {
         head.sample_id =
             static_cast<std::uint64_t>(x.sample_ids_B.const_data_ptr<std::int64_t>()[b]);
-        head.first_element = h * L * S;
+        head.first_element = (x.first_head + h) * L * S;
       }
       run(head, b, h, scratch.get());
     }

@@ -61,8 +61,8 @@ DenseAttention::DenseAttention(const configs::DenseAttention& config, const Mech
                   .alpha_H = {}},
       only_in_training_(config.only_in_training()) {
   if (normalizer_.kind != Normalizer::kEntmax) return;
-  exponent_H_ = parameters.add(prefix + ".exponent", {shape.heads}, Initializer::zeros(),
-                               /*decay=*/false);
+  exponent_H_ = parameters.add_of_heads(prefix + ".exponent", {shape.heads}, Initializer::zeros(),
+                                        /*decay=*/false);
 }
 
 RowNormalizer DenseAttention::normalizer(bool trains) const {

@@ -64,6 +64,8 @@ at::Tensor next_value(const Centroids::Options& options, const at::Tensor& value
 Centroids::Centroids(const Options& options, std::int64_t heads, std::int64_t head_dim,
                      const std::string& prefix, Parameters& parameters)
     : head_dim_(head_dim),
+      first_head_(heads * parameters.place().tensor_rank),
+      all_heads_(heads * parameters.place().tensor_size),
       value_HKV_(parameters.add_statistic(
           prefix + "." + kName, {heads, options.clusters, 2 * head_dim + 3}, Initializer::normal(1),
           {heads, options.clusters, 2 * head_dim + 1},
@@ -122,7 +124,9 @@ at::Tensor Centroids::new_seeds(const ClusterProblem& problem, const ClusteredRo
   // each remainder.
   NoiseKey of_step = noise;
   of_step.sample_ids_B = at::zeros({1}, noise.sample_ids_B.options());
-  const at::Tensor draw_HK2 = philox_uniform(of_step, NoisePurpose::kReseed, {H, K, 2})[0];
+  const at::Tensor draw_HK2 =
+      philox_uniform(of_step, NoisePurpose::kReseed, {all_heads_, K, 2})[0].narrow(0, first_head_,
+                                                                                   H);
   const auto choose = [](const at::Tensor& uniform, const auto& count) {
     return (uniform * count).ceil().to(at::kLong).sub(1);
   };

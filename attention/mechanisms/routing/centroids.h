@@ -57,7 +57,7 @@ class Centroids {
                        const NoiseKey& noise) const;
 
  private:
-  std::int64_t head_dim_;
+  std::int64_t head_dim_, first_head_, all_heads_;  // heads of all ranks of the tensor axis
   // Direction [D], previous direction [D], mass, count, idle steps.
   at::Tensor value_HKV_;
 };

@@ -93,6 +93,7 @@ RoutingAttention::RoutingAttention(const RoutingConfig& config, const MechanismS
       shape_(shape),
       window_(window_of(config, shape)),
       length_(length_for(config.logit_scale(), shape.head_dim)),
+      all_key_heads_(shape.heads_of_keys() * parameters.place().tensor_size),
       centroids_({.clusters = config.clusters(),
                   .decay = config.decay(),
                   .reseed_after = config.reseed_after()},
@@ -140,7 +141,7 @@ AttentionOutput RoutingAttention::attend(const AttentionInput& in, Path limit) c
   output.sums.emplace_back(
       "auxiliary_loss",
       tokens.distance_BH().sum(1) *
-          (config_.commitment() / static_cast<double>(shape_.heads_of_keys() * shape_.head_dim)));
+          (config_.commitment() / static_cast<double>(all_key_heads_ * shape_.head_dim)));
   at::NoGradGuard no_grad;
   NamedSums figures = figure_sums(tokens.of_q, tokens.q, limit);
   if (!tokens.shared) add(figure_sums(tokens.of_k, tokens.k, limit), figures);

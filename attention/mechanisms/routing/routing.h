@@ -73,7 +73,8 @@ class RoutingAttention : public Mechanism {
   configs::RoutingAttention config_;
   MechanismShape shape_;
   std::int64_t window_;
-  double length_;  // of queries and keys
+  double length_;               // of queries and keys
+  std::int64_t all_key_heads_;  // on all ranks of the tensor axis
   Centroids centroids_;
   LogitTerms terms_;
 };

@@ -153,6 +153,8 @@ at::Tensor pool_sources(const Blocks& blocks, const at::Tensor& x_BLC, Path limi
 SortNet::SortNet(const Config& config, const MechanismShape& shape, const std::string& prefix,
                  Parameters& parameters)
     : heads_(shape.heads),
+      first_head_(shape.heads * parameters.place().tensor_rank),
+      all_heads_(shape.heads * parameters.place().tensor_size),
       max_blocks_(config.max_blocks()),
       temperature_(config.temperature()),
       gumbel_noise_(config.gumbel_noise()) {
@@ -161,8 +163,10 @@ SortNet::SortNet(const Config& config, const MechanismShape& shape, const std::s
   if (max_blocks_ == 0) max_blocks_ = needed;
   const Initializer fan_in = Initializer::normal(1 / std::sqrt(static_cast<double>(C)));
   if (config.sort_net() == Config::attention) {
-    query_HCD_ = parameters.add(prefix + ".query.weight", {H, C, shape.head_dim}, fan_in, true);
-    key_HCD_ = parameters.add(prefix + ".key.weight", {H, C, shape.head_dim}, fan_in, true);
+    query_HCD_ =
+        parameters.add_of_heads(prefix + ".query.weight", {H, C, shape.head_dim}, fan_in, true);
+    key_HCD_ =
+        parameters.add_of_heads(prefix + ".key.weight", {H, C, shape.head_dim}, fan_in, true);
     return;
   }
   if (max_blocks_ < needed) {
@@ -174,16 +178,17 @@ SortNet::SortNet(const Config& config, const MechanismShape& shape, const std::s
   final_relu_ =
       config.sort_net() == Config::relu_mlp_relu || config.sort_net() == Config::linear_relu;
   if (config.sort_net() == Config::relu_mlp_relu || config.sort_net() == Config::mlp) {
-    hidden_HCC_ = parameters.add(prefix + ".hidden.weight", {H, C, C}, fan_in, true);
-    hidden_bias_HC_ = parameters.add(prefix + ".hidden.bias", {H, C}, Initializer::zeros(), false);
+    hidden_HCC_ = parameters.add_of_heads(prefix + ".hidden.weight", {H, C, C}, fan_in, true);
+    hidden_bias_HC_ =
+        parameters.add_of_heads(prefix + ".hidden.bias", {H, C}, Initializer::zeros(), false);
   }
   // Small, so training starts near the mean of all blocks. Sums of b tokens are larger, so they get
   // smaller weights.
   const double scale = config.pooling() == Config::sum ? std::sqrt(b) : 1;
-  output_HCM_ = parameters.add(prefix + ".output.weight", {H, C, max_blocks_},
-                               Initializer::normal(0.02 / scale), true);
-  output_bias_HM_ =
-      parameters.add(prefix + ".output.bias", {H, max_blocks_}, Initializer::zeros(), false);
+  output_HCM_ = parameters.add_of_heads(prefix + ".output.weight", {H, C, max_blocks_},
+                                        Initializer::normal(0.02 / scale), true);
+  output_bias_HM_ = parameters.add_of_heads(prefix + ".output.bias", {H, max_blocks_},
+                                            Initializer::zeros(), false);
 }
 
 at::Tensor SortNet::scores(const at::Tensor& psi_BNC, const at::Tensor& source_BNC,
@@ -219,8 +224,9 @@ at::Tensor SortNet::scores(const at::Tensor& psi_BNC, const at::Tensor& source_B
     // Rows are drawn one after another, each for all blocks that a sequence may have, and then cut:
     // the noise of an entry does not depend on the number of blocks.
     const std::int64_t M = std::max(N, max_blocks_);
-    const at::Tensor noise_BNHM = philox_gumbel(*noise, NoisePurpose::kGumbel, {N, heads_, M});
-    scores_BHNN = scores_BHNN + noise_BNHM.narrow(3, 0, N).transpose(1, 2);
+    const at::Tensor noise_BNHM = philox_gumbel(*noise, NoisePurpose::kGumbel, {N, all_heads_, M});
+    scores_BHNN =
+        scores_BHNN + noise_BNHM.narrow(2, first_head_, heads_).narrow(3, 0, N).transpose(1, 2);
   }
   return scores_BHNN / temperature_;
 }

@@ -1,6 +1,7 @@
 #include "cluster/base/collectives/process_group.h"
 
 #include <ATen/ops/empty.h>
+#include <ATen/ops/full.h>
 #include <ATen/ops/zeros.h>
 
 #include <algorithm>
@@ -323,6 +324,13 @@ std::string ProcessGroup::broadcast_bytes(const std::string& mine, int root,
   broadcast(words, root, name);
   words = words.cpu();
   return {static_cast<const char*>(words.const_data_ptr()), static_cast<std::size_t>(num_bytes)};
+}
+
+bool any_of(ProcessGroup& group, bool mine, std::string_view name) {
+  if (group.size() == 1) return mine;
+  const at::Tensor votes = at::full({1}, static_cast<std::int64_t>(mine), at::kLong);
+  group.all_reduce(votes, ReduceOp::kMax, name);
+  return votes.item<std::int64_t>() != 0;
 }
 
 std::unique_ptr<ProcessGroup> make_single_group(at::Device device) {

@@ -1,8 +1,9 @@
 // Noise as a function of its key and position (cluster/base/random/philox.h):
 //
-//   out[r, e] = map(word e % 4 of philox(key, sample_ids[r / n],
-//                                        e / 4 + offset + r % n * row_stride))
-//   key       = noise_key(seed, step, layer, purpose), n = rows_of_sample
+//   out[r, e] = map(word e % 4 of philox(key, sample_ids[g / n],
+//                                        e / 4 + offset + g % n * row_stride))
+//   key       = noise_key(seed, step, layer, purpose), g = first_row + r, n = rows_of_sample;
+//               rows beyond the last sample take its id
 //
 // out: [rows, inner] fp32. A thread computes one Philox block of four words and writes four
 // elements at a time. The first thread of each block of 256 threads mixes the key for all, from the
@@ -31,11 +32,12 @@ __global__ void __launch_bounds__(kThreads) philox_kernel(const PhiloxParams p) 
   const std::int64_t stride = std::int64_t{gridDim.x} * kThreads;
   for (std::int64_t q = std::int64_t{blockIdx.x} * kThreads + threadIdx.x; q < quads; q += stride) {
     const std::int64_t row = q / quads_of_row, quad = q % quads_of_row;
+    const std::int64_t of_all = p.first_row + row, sample = of_all / p.rows_of_sample;
     const std::uint64_t start =
-        p.offset + static_cast<std::uint64_t>(row % p.rows_of_sample) * p.row_stride;
+        p.offset + static_cast<std::uint64_t>(of_all % p.rows_of_sample) * p.row_stride;
+    const std::int64_t id = p.sample_ids[sample < p.num_samples ? sample : p.num_samples - 1];
     const PhiloxBlock block =
-        philox_block(key, static_cast<std::uint64_t>(p.sample_ids[row / p.rows_of_sample]),
-                     start + static_cast<std::uint64_t>(quad));
+        philox_block(key, static_cast<std::uint64_t>(id), start + static_cast<std::uint64_t>(quad));
     Vector<float, 4> values;
     for (int i = 0; i < 4; ++i) {
       const float u = uniform_of(block.words[i]);

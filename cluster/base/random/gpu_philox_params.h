@@ -11,9 +11,10 @@ struct PhiloxParams {
   std::uint64_t seed;
   const std::int64_t* step;  // device memory: a captured graph can replay with another step
   std::uint32_t layer, purpose;
-  const std::int64_t* sample_ids;  // [rows / rows_of_sample], device memory
+  const std::int64_t* sample_ids;  // [num_samples], device memory
+  std::int64_t num_samples;
   std::int64_t rows, inner;
-  std::int64_t rows_of_sample;
+  std::int64_t rows_of_sample, first_row;  // `out` begins with that row of all samples
   // Of the counters, in blocks of four words: of all, and from one row of a sample to the next.
   std::uint64_t offset, row_stride;
   float* out;    // [rows, inner]

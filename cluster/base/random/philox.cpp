@@ -2,8 +2,11 @@
 #include "cluster/base/random/philox.h"
 
 #include <ATen/Parallel.h>
+#include <ATen/ops/arange.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/index_select.h>
 #include <ATen/ops/mul.h>
+#include <c10/util/accumulate.h>
 
 #include <algorithm>
 #include <cstring>
@@ -121,27 +124,34 @@ void set_map(PhiloxParams& params, Mask mask) {
   params.scale = mask.scale;
 }
 
-// The counters of a sample's rows: row r begins at `offset` + r `stride`.
+// The counters of the rows of a tensor whose row 0 is row `first_row` of all samples' rows: row r
+// of a sample begins at `offset` + r `stride`.
 struct Counters {
   std::uint64_t offset = 0;
   std::int64_t rows = 1;  // of a sample
   std::uint64_t stride = 0;
+  std::int64_t first_row = 0;
 
+  std::int64_t sample(std::int64_t row, std::int64_t num_samples) const {
+    return std::min((first_row + row) / rows, num_samples - 1);
+  }
   std::uint64_t of_row(std::int64_t row) const {
-    return offset + static_cast<std::uint64_t>(row % rows) * stride;
+    return offset + static_cast<std::uint64_t>((first_row + row) % rows) * stride;
   }
 };
 
 template <typename Map>
 void launch(const NoiseKey& key, NoisePurpose purpose, const Counters& counters, Map map,
-            const at::Tensor& out) {
-  const std::int64_t rows = out.size(0) * counters.rows, inner = out.numel() / rows;
+            std::int64_t rows, const at::Tensor& out) {
+  const std::int64_t inner = out.numel() / rows;
   PhiloxParams params{};
   params.seed = key.seed;
   params.step = key.step.const_data_ptr<std::int64_t>();
   params.layer = key.layer;
   params.purpose = static_cast<std::uint32_t>(purpose);
   params.sample_ids = key.sample_ids_B.const_data_ptr<std::int64_t>();
+  params.num_samples = key.sample_ids_B.size(0);
+  params.first_row = counters.first_row;
   params.rows = rows;
   params.inner = inner;
   params.offset = counters.offset;
@@ -153,11 +163,11 @@ void launch(const NoiseKey& key, NoisePurpose purpose, const Counters& counters,
   if constexpr (kHasGpuKernels) launch_philox(params, current_stream(out));
 }
 
-// fp32 [B, inner...] of map(bits), in parallel over pieces of rows; with several rows of a sample,
-// they are the first inner dimension. No element depends on how rows are cut into pieces.
+// fp32 `shape` of map(bits), in parallel over pieces of its `num_rows` rows. No element depends on
+// how rows are cut into pieces.
 template <typename Map>
-at::Tensor generate(const NoiseKey& key, NoisePurpose purpose, at::IntArrayRef inner_shape,
-                    const Counters& counters, Map map) {
+at::Tensor generate(const NoiseKey& key, NoisePurpose purpose, at::IntArrayRef shape,
+                    std::int64_t num_rows, const Counters& counters, Map map) {
   const at::Tensor& ids_B = key.sample_ids_B;
   require(ids_B.defined() && ids_B.dim() == 1 && ids_B.scalar_type() == at::kLong &&
               ids_B.is_contiguous(),
@@ -165,13 +175,11 @@ at::Tensor generate(const NoiseKey& key, NoisePurpose purpose, at::IntArrayRef i
   require(key.step.defined() && key.step.numel() == 1 && key.step.scalar_type() == at::kLong &&
               key.step.device() == ids_B.device(),
           "noise: step must be an int64 [1] on the device of sample_ids");
-  std::vector<std::int64_t> shape{ids_B.size(0)};
-  shape.insert(shape.end(), inner_shape.begin(), inner_shape.end());
   at::Tensor out = at::empty(shape, ids_B.options().dtype(at::kFloat));
   if (out.numel() == 0 || out.is_meta()) return out;
   if (!out.is_cpu()) {
     require(kHasGpuKernels && out.is_cuda(), "noise: this program has no kernel for the device");
-    launch(key, purpose, counters, map, out);
+    launch(key, purpose, counters, map, num_rows, out);
     return out;
   }
 
@@ -179,7 +187,7 @@ at::Tensor generate(const NoiseKey& key, NoisePurpose purpose, at::IntArrayRef i
   const std::uint64_t philox_key = noise_key(key.seed, step, key.layer, purpose);
   const std::int64_t* ids = ids_B.const_data_ptr<std::int64_t>();
   float* data = out.mutable_data_ptr<float>();
-  const std::int64_t num_rows = ids_B.size(0) * counters.rows, num_inner = out.numel() / num_rows;
+  const std::int64_t num_inner = out.numel() / num_rows;
   constexpr std::int64_t kPiece = 4096;  // elements, a few microseconds; a multiple of kBlock
   const std::int64_t pieces_per_row = (num_inner + kPiece - 1) / kPiece;
   at::parallel_for(
@@ -188,12 +196,29 @@ at::Tensor generate(const NoiseKey& key, NoisePurpose purpose, at::IntArrayRef i
         for (std::int64_t piece = begin; piece < end; ++piece) {
           const std::int64_t row = piece / pieces_per_row;
           const std::int64_t first = piece % pieces_per_row * kPiece;
-          const RowPart part{philox_key, static_cast<std::uint64_t>(ids[row / counters.rows]),
-                             counters.of_row(row), first, std::min(first + kPiece, num_inner)};
+          const std::int64_t id = ids[counters.sample(row, ids_B.size(0))];
+          const RowPart part{philox_key, static_cast<std::uint64_t>(id), counters.of_row(row),
+                             first, std::min(first + kPiece, num_inner)};
           fill_dispatched(part, data + row * num_inner + first, map);
         }
       });
   return out;
+}
+
+std::vector<std::int64_t> with_samples(const NoiseKey& key, at::IntArrayRef inner_shape) {
+  require(key.sample_ids_B.defined(), "noise needs sample ids");
+  std::vector<std::int64_t> shape{key.sample_ids_B.size(0)};
+  shape.insert(shape.end(), inner_shape.begin(), inner_shape.end());
+  return shape;
+}
+
+Mask dropout_mask(float p) {
+  require(p >= 0 && p < 1, "dropout: p must be in [0, 1)");
+  return {p, 1 / (1 - p)};
+}
+
+at::Tensor times(const at::Tensor& x, const at::Tensor& factors) {
+  return at::mul(x, factors).to(x.scalar_type());  // bf16 is multiplied in fp32 and rounded once
 }
 
 }  // namespace
@@ -216,9 +241,24 @@ NoiseKey NoiseKey::at_layer(std::uint32_t new_layer) const {
   return key;
 }
 
+std::vector<std::int64_t> NoiseKey::integers() const {
+  return {static_cast<std::int64_t>(seed), layer, first_head, all_heads};
+}
+
+NoiseKey NoiseKey::of_integers(const std::vector<std::int64_t>& integers, const at::Tensor& step,
+                               const at::Tensor& sample_ids_B) {
+  return {.seed = static_cast<std::uint64_t>(integers.at(0)),
+          .step = step,
+          .layer = static_cast<std::uint32_t>(integers.at(1)),
+          .sample_ids_B = sample_ids_B,
+          .first_head = integers.at(2),
+          .all_heads = integers.at(3)};
+}
+
 at::Tensor philox_uniform(const NoiseKey& key, NoisePurpose purpose, at::IntArrayRef inner_shape,
                           std::uint64_t offset) {
-  return generate(key, purpose, inner_shape, {.offset = offset}, Uniform{});
+  const std::vector<std::int64_t> shape = with_samples(key, inner_shape);
+  return generate(key, purpose, shape, shape[0], {.offset = offset}, Uniform{});
 }
 
 at::Tensor philox_gumbel(const NoiseKey& key, NoisePurpose purpose, at::IntArrayRef inner_shape) {
@@ -229,22 +269,56 @@ at::Tensor philox_gumbel(const NoiseKey& key, NoisePurpose purpose, at::IntArray
 }
 
 at::Tensor philox_dropout(const at::Tensor& x, float p, const NoiseKey& key, NoisePurpose purpose) {
-  require(p >= 0 && p < 1, "dropout: p must be in [0, 1)");
+  const Mask mask = dropout_mask(p);
   if (p == 0) return x;
   require(x.dim() >= 1 && x.size(0) == key.sample_ids_B.size(0),
           "dropout: x must have one row for each sample id");
-  const at::Tensor mask = generate(key, purpose, x.sizes().slice(1), {}, Mask{p, 1 / (1 - p)});
-  return at::mul(x, mask).to(x.scalar_type());  // bf16 is multiplied in fp32 and rounded once
+  const at::IntArrayRef inner = x.sizes().slice(1);
+  if (key.first_head == 0) {
+    return times(x, generate(key, purpose, x.sizes(), x.size(0), {}, mask));
+  }
+  // From the first word of a counter on.
+  const std::int64_t size = c10::multiply_integers(inner), first = key.first_head * size / inner[0],
+                     misfit = first % 4;
+  const at::Tensor factors = generate(key, purpose, {x.size(0), misfit + size}, x.size(0),
+                                      {.offset = static_cast<std::uint64_t>(first / 4)}, mask);
+  return times(x, factors.narrow(1, misfit, size).view(x.sizes()));
+}
+
+at::Tensor philox_dropout(const at::Tensor& x, float p, const NoiseKey& key, NoisePurpose purpose,
+                          const NoiseWindow& window) {
+  const Mask mask = dropout_mask(p);
+  if (p == 0) return x;
+  const std::int64_t size = x.size(-1), num_rows = x.numel() / std::max<std::int64_t>(size, 1);
+  require(window.first_column + size <= window.columns,
+          "dropout: a window has at most all columns");
+  const bool fits = window.columns % 4 == 0 && window.first_column % 4 == 0;
+  // Rows that do not begin at a counter: all rows of each sample are generated, then cut.
+  if (!fits) {
+    const std::int64_t samples = key.sample_ids_B.size(0), past = samples * window.rows;
+    const at::Tensor all = generate(key, purpose, {past, window.columns}, samples, {}, mask);
+    const at::Tensor rows =
+        at::arange(window.first_row, window.first_row + num_rows, key.sample_ids_B.options())
+            .clamp_max(past - 1);
+    return times(x,
+                 all.index_select(0, rows).narrow(1, window.first_column, size).reshape(x.sizes()));
+  }
+  return times(x, generate(key, purpose, x.sizes(), num_rows,
+                           {.offset = static_cast<std::uint64_t>(window.first_column / 4),
+                            .rows = window.rows,
+                            .stride = static_cast<std::uint64_t>(window.columns / 4),
+                            .first_row = window.first_row},
+                           mask));
 }
 
 at::Tensor philox_dropout_rows(float p, const NoiseKey& key, NoisePurpose purpose,
                                std::int64_t num_rows, std::int64_t row_size,
                                std::int64_t row_stride) {
-  require(p >= 0 && p < 1 && row_stride % 4 == 0,
-          "dropout: p must be in [0, 1), and rows begin at multiples of 4");
-  return generate(key, purpose, {num_rows, row_size},
+  require(row_stride % 4 == 0, "dropout: rows begin at multiples of 4");
+  const std::vector<std::int64_t> shape = with_samples(key, {num_rows, row_size});
+  return generate(key, purpose, shape, shape[0] * num_rows,
                   {.rows = num_rows, .stride = static_cast<std::uint64_t>(row_stride / 4)},
-                  Mask{p, 1 / (1 - p)});
+                  dropout_mask(p));
 }
 
 }  // namespace birkhoff

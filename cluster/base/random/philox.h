@@ -7,6 +7,7 @@
 
 #include <array>
 #include <cstdint>
+#include <vector>
 
 namespace birkhoff {
 
@@ -45,8 +46,23 @@ struct NoiseKey {
   at::Tensor sample_ids_B;  // int64 [B], on that device: global sample of each row of the batch
   // Samples of the global batch of a training step, whose ids follow each other; 0: no such batch.
   std::int64_t global_batch = 0;
+  // Attention only: the first of the heads that this rank computes, and the number of heads on all
+  // ranks of the tensor axis; 0: all are here.
+  std::int64_t first_head = 0, all_heads = 0;
 
   NoiseKey at_layer(std::uint32_t new_layer) const;
+
+  // The integers of a key, for an autograd node, which also saves `step` and `sample_ids_B`.
+  std::vector<std::int64_t> integers() const;
+  static NoiseKey of_integers(const std::vector<std::int64_t>& integers, const at::Tensor& step,
+                              const at::Tensor& sample_ids_B);
+};
+
+// A rectangle of a tensor [B, rows, columns] whose samples' rows follow each other: rows from
+// `first_row` on, counted over all samples, and columns from `first_column` on.
+struct NoiseWindow {
+  std::int64_t rows = 1, columns = 0;
+  std::int64_t first_row = 0, first_column = 0;
 };
 
 // fp32 [B, inner...] uniform in (0, 1]: element e (row-major in the inner shape) of row b is word
@@ -61,8 +77,12 @@ at::Tensor philox_uniform(const NoiseKey& key, NoisePurpose purpose, at::IntArra
 at::Tensor philox_gumbel(const NoiseKey& key, NoisePurpose purpose, at::IntArrayRef inner_shape);
 
 // x with elements zeroed with probability p and the rest scaled by 1 / (1 - p); x itself when p is
-// 0. x: [B, ...].
+// 0. x: [B, ...], or [B, H, ...] with key.first_head: then heads are counted from that one.
 at::Tensor philox_dropout(const at::Tensor& x, float p, const NoiseKey& key, NoisePurpose purpose);
+// The same for a window of a larger tensor: x [..., columns of the window]. Rows beyond the last
+// sample have arbitrary factors.
+at::Tensor philox_dropout(const at::Tensor& x, float p, const NoiseKey& key, NoisePurpose purpose,
+                          const NoiseWindow& window);
 
 // fp32 [B, num_rows, row_size]: the factors of dropout, 0 or 1 / (1 - p). Element n of row r is
 // element r row_stride + n of its sample; row_stride is a multiple of 4.

@@ -4,9 +4,14 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/zeros.h>
+#include <c10/util/accumulate.h>
+#include <c10/util/strides.h>
 
+#include <algorithm>
 #include <cmath>
 #include <numbers>
+#include <set>
+#include <utility>
 
 #include "cluster/base/error.h"
 #include "cluster/base/random/philox.h"
@@ -39,36 +44,81 @@ std::array<float, 4> draw(Initializer init, const std::array<std::uint32_t, 4>& 
   return values;
 }
 
-// Drawn in fp32 whatever the parameter's dtype, so that fp32 and fp64 models start equal.
-at::Tensor draw_all(std::uint64_t key, const std::string& name, at::IntArrayRef shape,
-                    Initializer init) {
-  at::Tensor values = at::empty(shape, at::TensorOptions().dtype(at::kFloat));
-  float* data = values.mutable_data_ptr<float>();
-  const std::int64_t size = values.numel();
-  const std::uint64_t stream = name_hash(name);
-  at::parallel_for(0, (size + 3) / 4, 4096, [&](std::int64_t begin, std::int64_t end) {
-    for (std::int64_t quad = begin; quad < end; ++quad) {
+// Calls visit(first, size) for the runs of consecutive elements of the global tensor that make up
+// the box, in order.
+template <typename Visit>
+void for_each_run(const std::vector<std::int64_t>& global_shape, const TensorBox& box,
+                  const Visit& visit) {
+  std::size_t outer = global_shape.size();  // a run spans the dimensions [outer, dims)
+  std::int64_t run = 1;
+  for (bool whole = true; outer > 0 && whole;) {
+    --outer;
+    run *= box.size[outer];
+    whole = box.size[outer] == global_shape[outer];
+  }
+  std::int64_t num_runs = 1;
+  for (std::size_t d = 0; d < outer; ++d) num_runs *= box.size[d];
+  const auto strides = c10::contiguous_strides(global_shape);
+  for (std::int64_t i = 0; i < num_runs; ++i) {
+    std::int64_t first = 0, rest = i;
+    for (std::size_t d = global_shape.size(); d-- > 0;) {
+      first += box.offset[d] * strides[d];
+      if (d >= outer) continue;
+      first += rest % box.size[d] * strides[d];
+      rest /= box.size[d];
+    }
+    visit(first, run);
+  }
+}
+
+// Writes elements [first, first + size) of the tensor to `out`.
+void draw_run(std::uint64_t key, std::uint64_t stream, Initializer init, std::int64_t first,
+              std::int64_t size, float* out) {
+  const std::int64_t end = first + size;
+  at::parallel_for(first / 4, (end + 3) / 4, 4096, [&](std::int64_t begin, std::int64_t past) {
+    for (std::int64_t quad = begin; quad < past; ++quad) {
       const auto drawn = draw(init, philox(key, stream, static_cast<std::uint64_t>(quad)));
-      for (std::int64_t i = 0; i < 4 && 4 * quad + i < size; ++i) {
-        data[4 * quad + i] = drawn[static_cast<std::size_t>(i)];
+      for (std::int64_t i = std::max(4 * quad, first); i < std::min(4 * quad + 4, end); ++i) {
+        out[i - first] = drawn[static_cast<std::size_t>(i - 4 * quad)];
       }
     }
   });
+}
+
+// Drawn in fp32 whatever the parameter's dtype, so that fp32 and fp64 models start equal.
+at::Tensor draw_all(std::uint64_t key, const std::string& name, const TensorPlacement& placement,
+                    Initializer init) {
+  at::Tensor values = at::empty(local_shape(placement), at::TensorOptions().dtype(at::kFloat));
+  float* data = values.mutable_data_ptr<float>();
+  const std::uint64_t stream = name_hash(name);
+  for (const TensorBox& box : placement.boxes) {
+    for_each_run(placement.global_shape, box, [&](std::int64_t first, std::int64_t size) {
+      draw_run(key, stream, init, first, size, data);
+      data += size;
+    });
+  }
   return values;
 }
 
 }  // namespace
 
-void Parameters::require_new(const std::string& name) const {
-  for (const Parameter& other : list_) require(other.name != name, "a parameter is added twice");
+void Parameters::require_new(const std::string& name, const TensorPlacement& placement) const {
+  const auto is_other = [&](const std::string& other, const TensorPlacement& of_other) {
+    return other != name || (of_other.global_shape == placement.global_shape &&
+                             of_other.boxes[0].offset != placement.boxes[0].offset);
+  };
+  for (const Parameter& other : list_) {
+    require(is_other(other.name, other.placement), "a parameter is added twice");
+  }
   for (const Statistic& other : statistics_) {
-    require(other.name != name, "a statistic is added twice");
+    require(is_other(other.name, other.placement), "a statistic is added twice");
   }
 }
 
-at::Tensor Parameters::initial(const std::string& name, at::IntArrayRef shape,
+at::Tensor Parameters::initial(const std::string& name, const TensorPlacement& placement,
                                Initializer init) const {
-  const auto options = at::TensorOptions().dtype(dtype_).device(device_);
+  const auto options = at::TensorOptions().dtype(dtype_).device(device());
+  const std::vector<std::int64_t> shape = local_shape(placement);
   switch (init.kind) {
     case Initializer::Kind::kZeros:
       return at::zeros(shape, options);
@@ -78,31 +128,52 @@ at::Tensor Parameters::initial(const std::string& name, at::IntArrayRef shape,
     case Initializer::Kind::kUniform:
       break;
   }
-  if (device_.is_meta()) return at::empty(shape, options);  // the model is only checked
+  if (device().is_meta()) return at::empty(shape, options);  // the model is only checked
   // Drawn on the host, so that every device starts with the same bits.
-  return draw_all(noise_key(seed_, 0, 0, NoisePurpose::kInit), name, shape, init).to(options);
+  return draw_all(noise_key(seed_, 0, 0, NoisePurpose::kInit), name, placement, init).to(options);
 }
 
 at::Tensor Parameters::add(const std::string& name, at::IntArrayRef shape, Initializer init,
-                           bool decay) {
-  require_new(name);
-  const at::Tensor value = initial(name, shape, init).set_requires_grad(true);
-  list_.push_back({name, value, decay});
+                           bool decay, const Split& split) {
+  TensorPlacement placement =
+      place_tensor(shape.vec(), split, place_.tensor_rank, place_.tensor_size);
+  require_new(name, placement);
+  const at::Tensor value = initial(name, placement, init).set_requires_grad(true);
+  list_.push_back({name, value, decay, std::move(placement)});
   return value;
+}
+
+std::vector<std::int64_t> Parameters::shape_of_all_heads(at::IntArrayRef shape) const {
+  std::vector<std::int64_t> global_shape = shape.vec();
+  global_shape.at(0) *= place_.tensor_size;
+  return global_shape;
+}
+
+at::Tensor Parameters::add_of_heads(const std::string& name, at::IntArrayRef shape,
+                                    Initializer init, bool decay) {
+  return add(name, shape_of_all_heads(shape), init, decay, {.dim = 0});
 }
 
 at::Tensor Parameters::add_statistic(const std::string& name, at::IntArrayRef shape,
                                      Initializer init, at::IntArrayRef sums_shape,
                                      Statistic::Update update, Statistic::Describe describe) {
-  require_new(name);
-  const at::Tensor value = initial(name, shape, init);
-  statistics_.push_back({name, value, sums_shape.vec(), std::move(update), std::move(describe)});
+  require(!sums_shape.empty(), "the sums of a statistic are those of heads");
+  TensorPlacement placement =
+      place_tensor(shape_of_all_heads(shape), {.dim = 0}, place_.tensor_rank, place_.tensor_size);
+  require_new(name, placement);
+  const at::Tensor value = initial(name, placement, init);
+  statistics_.push_back({name, value, sums_shape.vec(), std::move(update), std::move(describe),
+                         std::move(placement)});
   return value;
 }
 
 std::int64_t Parameters::num_elements() const {
   std::int64_t sum = 0;
-  for (const Parameter& parameter : list_) sum += parameter.value.numel();
+  std::set<std::string> counted;
+  for (const Parameter& parameter : list_) {
+    if (!counted.insert(parameter.name).second) continue;  // another part of it is
+    sum += c10::multiply_integers(parameter.placement.global_shape);
+  }
   return sum;
 }
 

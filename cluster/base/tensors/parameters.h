@@ -1,6 +1,6 @@
 // Named parameters and statistics of a model, in creation order. Initial values depend only on
-// (seed, name), so adding a parameter does not change the others, and every rank creates the same
-// values without communication.
+// (seed, name, element), so adding a parameter does not change the others, and every rank creates
+// its part of the same values without communication.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -9,6 +9,8 @@
 #include <functional>
 #include <string>
 #include <vector>
+
+#include "cluster/base/tensors/placement.h"
 
 namespace birkhoff {
 
@@ -29,10 +31,11 @@ struct Parameter {
   std::string name;   // dotted path: "blocks.0.attention.query_key_value.weight"
   at::Tensor value;   // a leaf that requires gradients; its storage may be moved into a bucket
   bool decay = true;  // weight decay applies (matrices, not biases, norms or single vectors)
+  TensorPlacement placement{};  // of the value in the global tensor
 };
 
 // State that training updates once per step from sums over the global batch instead of gradients,
-// for instance the centroids of online k-means. All ranks hold the same values.
+// for instance the centroids of online k-means. Data-parallel ranks hold the same values.
 struct Statistic {
   // The next value from the value and the sums of a step. Reads nothing else; does not wait for the
   // device.
@@ -45,42 +48,53 @@ struct Statistic {
   std::vector<std::int64_t> sums_shape;
   Update update;
   Describe describe;  // may be empty
+  TensorPlacement placement{};
 };
 
 class Parameters {
  public:
-  // All parameters and statistics have this dtype and device; layers compute in `compute_dtype`.
+  // All parameters and statistics have this dtype and are placed there; layers compute in
+  // `compute_dtype`.
   Parameters(std::uint64_t seed, at::ScalarType dtype, at::ScalarType compute_dtype,
-             at::Device device)
-      : seed_(seed), dtype_(dtype), compute_dtype_(compute_dtype), device_(device) {}
+             const ModelPlacement& place)
+      : seed_(seed), dtype_(dtype), compute_dtype_(compute_dtype), place_(place) {}
   Parameters(std::uint64_t seed, at::ScalarType dtype) : Parameters(seed, dtype, dtype, at::kCPU) {}
 
-  // Creates and owns a parameter; the returned tensor shares its memory. Error(kInternal) if the
-  // name exists.
-  at::Tensor add(const std::string& name, at::IntArrayRef shape, Initializer init, bool decay);
+  // Creates and owns this rank's part of a parameter of the global `shape`; the returned tensor
+  // shares its memory. Error(kInternal) if the same elements of this name were added before.
+  at::Tensor add(const std::string& name, at::IntArrayRef shape, Initializer init, bool decay,
+                 const Split& split = {});
+  // The same for a parameter with an entry for each head: `shape` is that of this rank's heads,
+  // which are dimension 0. The global tensor has the heads of all ranks, in rank order.
+  at::Tensor add_of_heads(const std::string& name, at::IntArrayRef shape, Initializer init,
+                          bool decay);
 
-  // Creates and owns a statistic; the returned tensor shares its memory. A forward pass with noise
-  // returns its sums, of `sums_shape`, under the same name (LossSums). Errors as add().
+  // Creates and owns a statistic of this rank's heads, as add_of_heads(). A forward pass with noise
+  // returns its sums, of `sums_shape`, under the same name (LossSums).
   at::Tensor add_statistic(const std::string& name, at::IntArrayRef shape, Initializer init,
                            at::IntArrayRef sums_shape, Statistic::Update update,
                            Statistic::Describe describe = {});
 
   const std::vector<Parameter>& list() const { return list_; }
   const std::vector<Statistic>& statistics() const { return statistics_; }
-  // Of the parameters.
+  // Of the parameters of the whole model, on all ranks of the tensor axis together.
   std::int64_t num_elements() const;
   at::ScalarType dtype() const { return dtype_; }
-  at::Device device() const { return device_; }
+  at::Device device() const { return place_.device; }
+  // The ranks that hold parts of this model.
+  const ModelPlacement& place() const { return place_; }
   // The dtype of the layers' matrix products and of the activations between layers.
   at::ScalarType compute_dtype() const { return compute_dtype_; }
 
  private:
-  void require_new(const std::string& name) const;
-  at::Tensor initial(const std::string& name, at::IntArrayRef shape, Initializer init) const;
+  void require_new(const std::string& name, const TensorPlacement& placement) const;
+  at::Tensor initial(const std::string& name, const TensorPlacement& placement,
+                     Initializer init) const;
+  std::vector<std::int64_t> shape_of_all_heads(at::IntArrayRef shape) const;
 
   std::uint64_t seed_;
   at::ScalarType dtype_, compute_dtype_;
-  at::Device device_;
+  ModelPlacement place_;
   std::vector<Parameter> list_;
   std::vector<Statistic> statistics_;
 };

@@ -159,6 +159,40 @@ TEST(Philox, RowsOfDropoutBeginWhereTheirStrideSays) {
   EXPECT_THROW(philox_dropout_rows(p, key, NoisePurpose::kAttentionDropout, 4, 8, 6), Error);
 }
 
+// Windows of every size and place in [B, rows, columns], with columns that begin within a counter.
+TEST(Philox, DropoutOfAWindowIsThatOfTheWholeTensor) {
+  for (const std::int64_t columns : {8, 12, 7}) {
+    NoiseKey key = make_key(7, {5, 9, 2});
+    constexpr std::int64_t kRows = 6;
+    const at::Tensor whole_RC =
+        philox_dropout(at::ones({3, kRows, columns}), 0.4f, key, NoisePurpose::kResidualDropout)
+            .flatten(0, 1);
+    for (const std::int64_t first_row : {0, 4, 11}) {
+      for (const std::int64_t first_column : {0, 4, 3}) {
+        const std::int64_t rows = 3 * kRows - first_row, size = columns - first_column;
+        // Two rows more than there are.
+        const at::Tensor window =
+            philox_dropout(at::ones({rows + 2, size}), 0.4f, key, NoisePurpose::kResidualDropout,
+                           {.rows = kRows,
+                            .columns = columns,
+                            .first_row = first_row,
+                            .first_column = first_column});
+        EXPECT_TRUE(at::equal(window.narrow(0, 0, rows),
+                              whole_RC.narrow(0, first_row, rows).narrow(1, first_column, size)))
+            << columns << " columns from " << first_row << ", " << first_column;
+      }
+    }
+    // Heads of another rank.
+    const at::Tensor all_BHn =
+        philox_dropout(at::ones({3, 4, 5, 3}), 0.4f, key, NoisePurpose::kAttentionDropout);
+    key.first_head = 1;
+    key.all_heads = 4;
+    EXPECT_TRUE(at::equal(
+        philox_dropout(at::ones({3, 2, 5, 3}), 0.4f, key, NoisePurpose::kAttentionDropout),
+        all_BHn.narrow(1, 1, 2)));
+  }
+}
+
 TEST(Philox, MisuseIsAnError) {
   NoiseKey key = make_key(0, {1, 2});
   EXPECT_THROW(philox_dropout(at::ones({3, 4}), 0.5f, key, NoisePurpose::kGumbel), Error);

@@ -2,6 +2,7 @@
 
 #include <condition_variable>
 #include <cstring>
+#include <deque>
 #include <exception>
 #include <mutex>
 #include <numeric>
@@ -188,22 +189,34 @@ class ThreadGroup : public ProcessGroup {
 }  // namespace
 
 void run_ranks(int size, const std::function<void(ProcessGroup&)>& function) {
-  require(size >= 1, "run_ranks: at least one rank");
-  Meeting meeting(size);
+  run_mesh(size, 1, [&](const MeshRank& rank) { function(rank.data); });
+}
+
+void run_mesh(int data, int tensor, const std::function<void(const MeshRank&)>& function) {
+  require(data >= 1 && tensor >= 1, "run_mesh: at least one rank");
+  Meeting all(data * tensor);
+  std::deque<Meeting> of_data, of_tensor;  // by the rank on the other axis
+  for (int t = 0; t < tensor; ++t) of_data.emplace_back(data);
+  for (int d = 0; d < data; ++d) of_tensor.emplace_back(tensor);
   std::vector<std::thread> threads;
-  for (int rank = 0; rank < size; ++rank) {
-    threads.emplace_back([&meeting, &function, rank] {
+  for (int rank = 0; rank < data * tensor; ++rank) {
+    threads.emplace_back([&, d = rank / tensor, t = rank % tensor, rank] {
+      std::exception_ptr failure;
+      Meeting& data_meeting = of_data[static_cast<std::size_t>(t)];
+      Meeting& tensor_meeting = of_tensor[static_cast<std::size_t>(d)];
       try {
-        ThreadGroup group(meeting, rank);
-        function(group);
-        meeting.leave(nullptr);
+        ThreadGroup world_group(all, rank), data_group(data_meeting, d),
+            tensor_group(tensor_meeting, t);
+        function({world_group, data_group, tensor_group});
       } catch (...) {
-        meeting.leave(std::current_exception());
+        failure = std::current_exception();
       }
+      // The world first: it keeps the failure that the others follow from.
+      for (Meeting* meeting : {&all, &data_meeting, &tensor_meeting}) meeting->leave(failure);
     });
   }
   for (std::thread& thread : threads) thread.join();
-  if (meeting.first_failure() != nullptr) std::rethrow_exception(meeting.first_failure());
+  if (all.first_failure() != nullptr) std::rethrow_exception(all.first_failure());
 }
 
 }  // namespace birkhoff

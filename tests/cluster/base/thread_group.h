@@ -15,4 +15,11 @@ namespace birkhoff {
 // a test with mismatched collectives fails instead of hanging.
 void run_ranks(int size, const std::function<void(ProcessGroup&)>& function);
 
+// The groups of a rank of a mesh: rank = data.rank() * tensor.size() + tensor.rank().
+struct MeshRank {
+  ProcessGroup &world, &data, &tensor;
+};
+// As run_ranks(), on data x tensor threads.
+void run_mesh(int data, int tensor, const std::function<void(const MeshRank&)>& function);
+
 }  // namespace birkhoff

@@ -96,7 +96,7 @@ std::vector<BadInput> inputs() {
       submission("of a configuration with a mistake", "--set train.steps=0", {"train.steps"},
                  ExitCode::kConfig),
       submission("without a corpus", "--set data.corpus=gone", {"gone"}, ExitCode::kData),
-      submission("with ranks that mesh.data is not", "--set mesh.data=3", {"mesh.data is 3"},
+      submission("with ranks that mesh.data is not", "--set mesh.data=3", {"mesh: data 3"},
                  ExitCode::kConfig),
       {.name = "submit in a folder of other files",
        .line = "submit good.txtpb --run text --site site.txtpb",

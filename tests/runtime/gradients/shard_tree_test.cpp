@@ -3,6 +3,7 @@
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
+#include "data/batch/partition.h"
 #include "runtime/gradients/shard_reduction.h"
 #include "tests/cluster/base/thread_group.h"
 

@@ -117,7 +117,8 @@ TEST(Zero, RanksCompareWhatTheyHoldInCommonAndNoSlices) {
   run_ranks(2, [&](ProcessGroup& group) {
     ToyTraining training(config_with(2, 0, 60, true), group, at::kFloat);
     training.run(signals);
-    Agreement agreement(group, training_parts(training.model, *training.optimizer, 2), "here");
+    Agreement agreement(group, group, training_parts(training.model, *training.optimizer, 2),
+                        "here");
     EXPECT_EQ(agreement.find_difference(training.state), "");
     if (group.rank() == 1) training.model.parameters().list()[0].value.detach()[0][0] += 1;
     lines[static_cast<std::size_t>(group.rank())] = agreement.find_difference(training.state);

@@ -1,0 +1,317 @@
+// Training on meshes of data-parallel and tensor-parallel ranks, which are threads here: steps,
+// checkpoints, the comparison of replicas, and a rank that gives up a step.
+#include <ATen/ATen.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <map>
+#include <random>
+
+#include "configs/loader/config_io.h"
+#include "data/batch/partition.h"
+#include "runtime/agreement.h"
+#include "runtime/checkpoint/checkpoint.h"
+#include "runtime/run_checkpoints.h"
+#include "runtime/tasks/task.h"
+#include "runtime/training_step.h"
+#include "tests/cluster/base/thread_group.h"
+#include "tests/models/placed_tensor.h"
+#include "tests/runtime/checkpoint/checkpoint_fixture.h"
+
+namespace birkhoff {
+namespace {
+
+using testing::HasSubstr;
+
+constexpr std::int64_t kVocabulary = 11, kTokens = 8, kBatch = 8;
+
+struct Axes {
+  int data, tensor;
+};
+
+configs::Config config_of(std::vector<std::string> settings = {}) {
+  return parse_config(R"(
+      task { language_model {} }
+      data { corpus: 'none' sequence_length: 8 }
+      model {
+        layers: 2 channels: 16 heads: 8 bias: true
+        attention { group { heads: 4 mechanism { sinkhorn { block: 4 gumbel_noise: true } } }
+                    group { heads: 4 mechanism { routing { clusters: 2 dropout: 0.2 } } } }
+        dropout { residual: 0.2 }
+      }
+      train {
+        precision: fp64 global_batch: 8 steps: 3 seed: 4 bucket_elements: 500 clip_norm: 0.5
+        schedule { shape: constant warmup_steps: 1 learning_rate: 0.01 }
+      })",
+                      "test", settings);
+}
+
+Batch batch_of(Interval rows) {
+  const at::Tensor ids =
+      at::arange(rows.begin * kTokens, rows.end * kTokens, at::kLong).view({rows.size(), kTokens});
+  Batch batch;
+  batch.fields["inputs"] = (ids * 7 + ids.div(5, "floor")).remainder(kVocabulary);
+  batch.fields["targets"] = (ids * 3 + 1).remainder(kVocabulary);
+  batch.fields["mask"] = at::ones_like(ids, at::kByte);
+  batch.sample_ids_B = at::arange(rows.begin, rows.end, at::kLong);
+  batch.global_size = kBatch;
+  return batch;
+}
+
+struct MeshTraining {
+  MeshTraining(configs::Config of_run, const MeshRank& of_mesh)
+      : config(std::move(of_run)),
+        rank(of_mesh),
+        model(make_model(config, kVocabulary, {at::kCPU, &rank.tensor})),
+        buckets(model->parameters(), rank.data, config.train().bucket_elements(),
+                config.train().invariant().shards(), config.train().zero_stage()),
+        optimizer(make_optimizer(config.train().optimizer(), buckets)),
+        step(config.train(), *model, rank.data, rank.world, buckets, *optimizer, nullptr,
+             &rank.tensor) {}
+
+  // This rank's rows of step `number`'s batch.
+  Batch batch(std::int64_t number) const {
+    const Interval mine =
+        rank_share(kBatch, config.train().invariant().shards(), rank.data.rank(), rank.data.size());
+    return batch_of({number * kBatch + mine.begin, number * kBatch + mine.end});
+  }
+  GradientSums run(std::int64_t number, const StepHooks& hooks = {}) {
+    const GradientSums sums = step.sum_gradients(batch(number), number, 1, hooks);
+    if (!sums.abandoned) step.update(sums, number, 1);
+    return sums;
+  }
+  std::vector<TensorPart> parts() { return training_parts(*model, *optimizer, rank.world.size()); }
+
+  const configs::Config config;
+  const MeshRank rank;
+  const std::unique_ptr<Model> model;
+  GradBuckets buckets;
+  const std::unique_ptr<Optimizer> optimizer;
+  TrainingStep step;
+};
+
+double largest_difference(const at::Tensor& a, const at::Tensor& b) {
+  return a.numel() == 0 ? 0 : (a - b).abs().max().item<double>();
+}
+
+// Three steps, of which the first are clipped.
+void expect_steps_of_one_rank(const std::vector<Axes>& meshes,
+                              const std::vector<std::string>& settings) {
+  std::vector<GradientSums> expected;
+  std::map<std::string, at::Tensor> values;
+  run_mesh(1, 1, [&](const MeshRank& rank) {
+    MeshTraining training(config_of(settings), rank);
+    for (int step = 1; step <= 3; ++step) expected.push_back(training.run(step));
+    for (const Parameter& p : training.model->parameters().list()) {
+      values[p.name] = p.value.detach().clone();
+    }
+    for (const Statistic& s : training.model->parameters().statistics()) {
+      values[s.name] = s.value.clone();
+    }
+  });
+  EXPECT_GT(expected[0].norm, 0.5);
+  for (const Axes axes : meshes) {
+    SCOPED_TRACE(testing::Message() << axes.data << " x " << axes.tensor);
+    run_mesh(axes.data, axes.tensor, [&](const MeshRank& rank) {
+      MeshTraining training(config_of(settings), rank);
+      for (const GradientSums& sums : expected) {
+        const GradientSums mine = training.run(1 + (&sums - expected.data()));
+        EXPECT_EQ(mine.count, sums.count);
+        EXPECT_EQ(mine.num_tokens, sums.num_tokens);
+        EXPECT_NEAR(mine.nats, sums.nats, 1e-10 * sums.nats);
+        EXPECT_NEAR(mine.norm, sums.norm, 1e-10 * sums.norm);
+        ASSERT_EQ(mine.figures.size(), sums.figures.size());
+        for (std::size_t i = 0; i < sums.figures.size(); ++i) {
+          EXPECT_EQ(mine.figures[i].first, sums.figures[i].first);
+          EXPECT_NEAR(mine.figures[i].second, sums.figures[i].second, 1e-10);
+        }
+      }
+      for (const Parameter& p : training.model->parameters().list()) {
+        EXPECT_LE(largest_difference(p.value, part_of(values.at(p.name), p.placement)), 1e-10)
+            << p.name;
+      }
+      for (const Statistic& s : training.model->parameters().statistics()) {
+        EXPECT_LE(largest_difference(s.value, part_of(values.at(s.name), s.placement)), 1e-10)
+            << s.name;
+      }
+    });
+  }
+}
+
+TEST(TrainingOnAMesh, TakesTheStepsOfOneRank) {
+  const std::vector<Axes> all = {{1, 2}, {1, 4}, {2, 2}, {2, 1}, {2, 4}, {3, 2}};
+  expect_steps_of_one_rank(all, {});
+  expect_steps_of_one_rank(all, {"train.zero_stage=1", "train.recompute=true"});
+}
+
+TEST(TrainingOnAMesh, WithMicroBatchesAndVirtualShards) {
+  const std::vector<Axes> some = {{1, 2}, {2, 2}, {1, 4}};
+  expect_steps_of_one_rank(some, {"train.micro_batch=1"});
+  expect_steps_of_one_rank(some, {"train.invariant.shards=4", "train.micro_batch=1"});
+  expect_steps_of_one_rank(some, {"train.invariant.shards=4", "train.zero_stage=1"});
+}
+
+// ---- Checkpoints
+
+// Any function of the element's name and place in the global tensor.
+double value_at(const TensorPart& part, std::int64_t place) {
+  return static_cast<double>((std::hash<std::string>()(part.name) + 31 * place) % 10007);
+}
+
+// Calls visit(i, place) for each element i of a part and its place in the global tensor.
+template <typename Visit>
+void for_each_place(const TensorPart& part, const Visit& visit) {
+  const TensorRegion& region = part.region;
+  for (std::int64_t flat = region.flat_begin; flat < region.flat_end; ++flat) {
+    std::int64_t rest = flat, place = 0, stride = 1;
+    for (std::size_t d = region.global_shape.size(); d-- > 0;) {
+      place += (region.box_offset[d] + rest % region.box_size[d]) * stride;
+      rest /= region.box_size[d];
+      stride *= region.global_shape[d];
+    }
+    visit(flat - region.flat_begin, place);
+  }
+}
+
+TEST(TrainingOnAMesh, AllOfItsStateMovesToEachOtherMesh) {
+  constexpr Axes kMeshes[] = {{4, 1}, {2, 2}, {1, 4}, {1, 1}, {3, 1}};
+  for (const Axes saved : kMeshes) {
+    for (const std::string zero : {"train.zero_stage=0", "train.zero_stage=1"}) {
+      const TestFolder folder;
+      run_mesh(saved.data, saved.tensor, [&](const MeshRank& rank) {
+        MeshTraining training(config_of({zero}), rank);
+        std::vector<TensorPart> parts = training.parts();
+        for (TensorPart& part : parts) {
+          for_each_place(part, [&](std::int64_t i, std::int64_t place) {
+            part.data[i] = value_at(part, place);
+          });
+        }
+        CheckpointWriter writer(folder, 1, {}, rank.world);
+        writer.save(make_header(3), parts);
+        writer.finish();
+      });
+      const auto checkpoint = find_newest_checkpoint(folder, false);
+      ASSERT_TRUE(checkpoint);
+      for (const Axes loaded : kMeshes) {
+        run_mesh(loaded.data, loaded.tensor, [&](const MeshRank& rank) {
+          MeshTraining training(config_of({loaded.data > 2 ? "train.zero_stage=1" : zero}), rank);
+          std::vector<TensorPart> parts = training.parts();
+          load_checkpoint(*checkpoint, parts);
+          std::int64_t elements = 0, wrong = 0;
+          for (const TensorPart& part : parts) {
+            for_each_place(part, [&](std::int64_t i, std::int64_t place) {
+              ++elements;
+              wrong += part.data[i].item<double>() != value_at(part, place);
+            });
+          }
+          EXPECT_GT(elements, 1000);
+          EXPECT_EQ(wrong, 0) << saved.data << " x " << saved.tensor << " to " << loaded.data
+                              << " x " << loaded.tensor;
+        });
+      }
+    }
+  }
+}
+
+TEST(TrainingOnAMesh, RanksShareTheWorkOfACheckpoint) {
+  std::vector<std::int64_t> bytes(4, 0);
+  run_mesh(2, 2, [&](const MeshRank& rank) {
+    MeshTraining training(config_of(), rank);
+    for (const TensorPart& part : training.parts()) {
+      ASSERT_LT(part.owner, 4);
+      if (part.owner == rank.world.rank()) {
+        bytes[static_cast<std::size_t>(part.owner)] +=
+            static_cast<std::int64_t>(part.data.nbytes());
+      }
+    }
+  });
+  const auto [least, most] = std::minmax_element(bytes.begin(), bytes.end());
+  EXPECT_GT(*least, *most / 3);
+}
+
+// ---- Faults
+
+void flip_lowest_bit(const at::Tensor& tensor) {
+  static_cast<unsigned char*>(tensor.mutable_data_ptr())[0] ^= 1u;
+}
+
+std::string difference_on_two_by_two(const std::function<void(int, MeshTraining&)>& harm) {
+  std::vector<std::string> lines(4);
+  run_mesh(2, 2, [&](const MeshRank& rank) {
+    MeshTraining training(config_of(), rank);
+    Agreement agreement(rank.world, rank.data, training.parts(), "here");
+    const TrainState state{20, 240, 1000, 0, false, {}};
+    EXPECT_EQ(agreement.find_difference(state), "");
+    training.run(1);
+    EXPECT_EQ(agreement.find_difference(state), "");
+    harm(rank.world.rank(), training);
+    lines[static_cast<std::size_t>(rank.world.rank())] = agreement.find_difference(state);
+  });
+  for (const std::string& line : lines) EXPECT_EQ(line, lines[0]) << "one line for all ranks";
+  return lines[0];
+}
+
+TEST(TrainingOnAMesh, ARankThatDiffersFromItsReplicaIsNamed) {
+  const auto flip = [](const char* name, int rank) {
+    return [=](int of_mesh, MeshTraining& training) {
+      for (const TensorPart& part : training.parts()) {
+        if (of_mesh == rank && part.name == name) return flip_lowest_bit(part.data);
+      }
+    };
+  };
+  // The norm is on all four ranks, a part of the matrix on two.
+  EXPECT_THAT(difference_on_two_by_two(flip("blocks.0.attention_norm.weight", 3)),
+              HasSubstr("rank 3 does not match the other ranks: blocks.0.attention_norm.weight"));
+  EXPECT_THAT(difference_on_two_by_two(flip("blocks.1.feed_forward.up.weight", 3)),
+              HasSubstr("ranks 1 and 3 hold different bits"));
+  EXPECT_THAT(difference_on_two_by_two(flip("adamw.v/embedding.weight", 0)),
+              HasSubstr("ranks 0 and 2 hold different bits"));
+  EXPECT_THAT(difference_on_two_by_two(flip("blocks.0.attention.groups.1.centroids", 2)),
+              HasSubstr("ranks 0 and 2 hold different bits, and no majority says which are right: "
+                        "blocks.0.attention.groups.1.centroids"));
+}
+
+// A rank that is asked to stop at any time takes the ranks of its replica with it, and no rank
+// waits for them forever.
+TEST(TrainingOnAMesh, AStepThatOneRankGivesUpIsDoneByNone) {
+  std::mt19937 random(5);
+  for (int trial = 0; trial < 20; ++trial) {
+    const int who = static_cast<int>(random() % 4), when = static_cast<int>(random() % 6);
+    run_mesh(2, 2, [&](const MeshRank& rank) {
+      MeshTraining training(config_of({"train.micro_batch=1"}), rank);
+      int asked = 0;
+      const GradientSums sums = training.run(
+          1, {.gives_up = [&] { return rank.world.rank() == who && asked++ >= when; }});
+      EXPECT_EQ(sums.abandoned, when <= 4);  // asked at first, and before each of four sequences
+      EXPECT_FALSE(training.run(2).abandoned);
+    });
+  }
+}
+
+TEST(TrainingOnAMesh, AValueThatIsNotFiniteOnOneRankStopsTheStepOfAll) {
+  run_mesh(2, 2, [&](const MeshRank& rank) {
+    MeshTraining training(config_of(), rank);
+    const auto values = [&] {
+      std::vector<at::Tensor> all;
+      for (const Parameter& p : training.model->parameters().list()) {
+        all.push_back(p.value.detach().flatten());
+      }
+      return at::cat(all).clone();
+    };
+    if (rank.world.rank() == 1) {
+      for (const Parameter& p : training.model->parameters().list()) {
+        if (p.name == "blocks.0.feed_forward.down.weight")
+          p.value.detach().view({-1})[3] = INFINITY;
+      }
+    }
+    const at::Tensor before = values();
+    const GradientSums sums = training.run(1);
+    EXPECT_FALSE(sums.finite());
+    // The replica of ranks 0 and 1; the norm is that of all ranks.
+    EXPECT_EQ(sums.losses_not_finite, (std::vector<int>{0, 1}));
+    EXPECT_TRUE(at::equal(values(), before));
+  });
+}
+
+}  // namespace
+}  // namespace birkhoff
