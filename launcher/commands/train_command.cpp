@@ -129,7 +129,7 @@ void check_placement(const TrainArguments& arguments, const configs::Config& con
          ranks);
   }
   const int tensor = config.mesh().tensor();
-  if (arguments.min_ranks.value_or(ranks) % tensor != 0) {
+  if (arguments.min_ranks && *arguments.min_ranks % tensor != 0) {
     fail(ExitCode::kUsage, "--min-ranks {} is not a multiple of mesh.tensor {}: choose one that is",
          *arguments.min_ranks, tensor);
   }
