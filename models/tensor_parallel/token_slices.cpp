@@ -51,25 +51,19 @@ at::Tensor sum_rows(ProcessGroup& group, const at::Tensor& x_NC) {
   return sum.slice_nC;
 }
 
-struct GatherRows : torch::autograd::Function<GatherRows> {
-  static at::Tensor forward(AutogradContext* context, const at::Tensor& x_nC, ProcessGroup* group) {
+// all_gather_rows(), whose backward pass is sum_rows(), or with `gathers` false the reverse.
+template <bool gathers>
+struct ExchangeRows : torch::autograd::Function<ExchangeRows<gathers>> {
+  static at::Tensor exchange(bool gather, ProcessGroup& group, const at::Tensor& x) {
+    return gather ? all_gather_rows(group, x) : sum_rows(group, x);
+  }
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& x, ProcessGroup* group) {
     save_group(context, *group);
-    return all_gather_rows(*group, x_nC);
+    return exchange(gathers, *group, x);
   }
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
     refuse_second_gradient();
-    return {sum_rows(saved_group(context), gradients[0]), at::Tensor()};
-  }
-};
-
-struct SumRows : torch::autograd::Function<SumRows> {
-  static at::Tensor forward(AutogradContext* context, const at::Tensor& x_NC, ProcessGroup* group) {
-    save_group(context, *group);
-    return sum_rows(*group, x_NC);
-  }
-  static variable_list backward(AutogradContext* context, const variable_list& gradients) {
-    refuse_second_gradient();
-    return {all_gather_rows(saved_group(context), gradients[0]), at::Tensor()};
+    return {exchange(!gathers, saved_group(context), gradients[0]), at::Tensor()};
   }
 };
 
@@ -130,7 +124,7 @@ at::Tensor TokenSlices::mine(const at::Tensor& x_BTC) const {
 
 at::Tensor TokenSlices::gather(const at::Tensor& x_nC) const {
   if (!divided() || !x_nC.defined()) return x_nC;
-  return GatherRows::apply(x_nC, group_)
+  return ExchangeRows<true>::apply(x_nC, group_)
       .narrow(0, 0, batch_ * tokens_)
       .unflatten(0, {batch_, tokens_});
 }
@@ -141,7 +135,7 @@ at::Tensor TokenSlices::sum(const at::Tensor& part_BTC) const {
   if (const std::int64_t missing = group_->size() * slice_ - rows_NC.size(0); missing > 0) {
     rows_NC = at::constant_pad_nd(rows_NC, {0, 0, 0, missing});
   }
-  return SumRows::apply(rows_NC, group_);
+  return ExchangeRows<false>::apply(rows_NC, group_);
 }
 
 TokenSlices::Product TokenSlices::gather_linear(const at::Tensor& x_nC, const at::Tensor& weight_OC,

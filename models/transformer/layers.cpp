@@ -85,10 +85,7 @@ Linear::Linear(const configs::Model& config, WeightRole role, std::int64_t input
   if (split_ == LinearSplit::kInputs && ranges.size() > 1) {
     for (const Interval& range : ranges) add_weight({.dim = 1, .sections = {range}});
   } else {
-    add_weight({.dim = split_ == LinearSplit::kNone      ? -1
-                       : split_ == LinearSplit::kOutputs ? 0
-                                                         : 1,
-                .sections = ranges});
+    add_weight({.dim = static_cast<int>(split_), .sections = ranges});
   }
   if (config.bias()) {
     bias_O = parameters.add(
@@ -98,11 +95,7 @@ Linear::Linear(const configs::Model& config, WeightRole role, std::int64_t input
 }
 
 at::Tensor Linear::operator()(const at::Tensor& x, const TokenSlices& tokens) const {
-  if (split_ == LinearSplit::kOutputs) return gathered(x, tokens).y_BTO;
-  if (split_ == LinearSplit::kNone) {
-    return bias_O.defined() ? at::linear(rounded(x), rounded(weights_OI[0]), rounded(bias_O))
-                            : at::linear(rounded(x), rounded(weights_OI[0]));
-  }
+  if (split_ != LinearSplit::kInputs) return gathered(x, tokens).y_BTO;
   at::Tensor part_BTO;
   std::int64_t first = 0;
   for (const at::Tensor& weight_OI : weights_OI) {
@@ -116,8 +109,12 @@ at::Tensor Linear::operator()(const at::Tensor& x, const TokenSlices& tokens) co
 }
 
 TokenSlices::Product Linear::gathered(const at::Tensor& x, const TokenSlices& tokens) const {
-  if (split_ == LinearSplit::kNone) return {(*this)(x, tokens), x};
-  return tokens.gather_linear(rounded(x), rounded(weights_OI[0]), rounded_bias());
+  const bool whole = split_ == LinearSplit::kNone;
+  TokenSlices::Product product = (whole ? TokenSlices() : tokens)
+                                     .gather_linear(rounded(x), rounded(weights_OI[0]),
+                                                    bias_O.defined() ? rounded(bias_O) : bias_O);
+  if (whole) product.x_BTC = x;
+  return product;
 }
 
 LayerNorm::LayerNorm(const configs::Model& config, const std::string& name, Parameters& parameters)

@@ -52,8 +52,8 @@ inline std::int64_t noise_number(NoiseLayers layers, std::int64_t number) {
   return static_cast<std::int64_t>(layers) * kMaxLayers + number;
 }
 
-// Which side of a linear layer is divided over the tensor axis.
-enum class LinearSplit { kNone, kOutputs, kInputs };
+// Which side of a linear layer is divided over the tensor axis: the dimension of its weight.
+enum class LinearSplit { kNone = -1, kOutputs = 0, kInputs = 1 };
 
 // y[..., O] = x[..., I] weight[O, I]^T + bias[O], in the parameters' compute dtype. If it differs
 // from the dtype that they are stored in, weight and bias are rounded when used, and their
@@ -77,7 +77,6 @@ class Linear {
 
  private:
   at::Tensor rounded(const at::Tensor& x) const { return x.to(compute_dtype_); }
-  at::Tensor rounded_bias() const { return bias_O.defined() ? rounded(bias_O) : bias_O; }
 
   // One weight, or one for each section of split inputs.
   std::vector<at::Tensor> weights_OI;
