@@ -7,26 +7,15 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
-#include <functional>
 #include <string>
 #include <vector>
 
 #include "cluster/base/tensors/placement.h"
+#include "cluster/base/tensors/tensor_region.h"
 
 namespace birkhoff {
 
 enum class StateKind { kParameter, kOptimizer, kStatistic };
-
-// The elements of a global tensor that a part holds.
-struct TensorRegion {
-  std::vector<std::int64_t> global_shape, box_offset, box_size;  // one entry per dimension
-  std::int64_t flat_begin = 0, flat_end = 0;                     // row-major inside the box
-
-  std::int64_t num_elements() const { return flat_end - flat_begin; }
-  // Whether the box is the whole tensor, and whether the range is, too, the whole box.
-  bool has_whole_box() const { return box_size == global_shape; }
-  bool is_whole() const;
-};
 
 struct TensorPart {
   std::string name;  // of the global tensor, for instance "blocks.0.attention_norm.weight" or
@@ -56,21 +45,5 @@ std::vector<int> balanced_owners(const std::vector<std::int64_t>& bytes, int num
 // Sets the owners of parts by their bytes. For state that every rank holds; all ranks must list
 // the same parts.
 void balance_owners(std::vector<TensorPart>& parts, int num_ranks);
-
-// The defect that makes a region impossible (a box that exceeds the tensor, a range that exceeds
-// the box, a size that overflows 64 bits); empty if it is valid. For regions that were read from a
-// file.
-std::string region_defect(const TensorRegion& region);
-
-// `length` elements that two regions share, consecutive in both; positions count from each part's
-// data[0].
-struct CommonRun {
-  std::int64_t begin_a = 0, begin_b = 0, length = 0;
-};
-
-// Calls `visit` for runs that together are the intersection of two valid regions of one global
-// tensor, each element once.
-void for_each_common_run(const TensorRegion& a, const TensorRegion& b,
-                         const std::function<void(const CommonRun&)>& visit);
 
 }  // namespace birkhoff

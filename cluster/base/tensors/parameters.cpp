@@ -5,7 +5,6 @@
 #include <ATen/ops/ones.h>
 #include <ATen/ops/zeros.h>
 #include <c10/util/accumulate.h>
-#include <c10/util/strides.h>
 
 #include <algorithm>
 #include <cmath>
@@ -15,6 +14,7 @@
 
 #include "cluster/base/error.h"
 #include "cluster/base/random/philox.h"
+#include "cluster/base/tensors/tensor_region.h"
 
 namespace birkhoff {
 namespace {
@@ -44,33 +44,6 @@ std::array<float, 4> draw(Initializer init, const std::array<std::uint32_t, 4>& 
   return values;
 }
 
-// Calls visit(first, size) for the runs of consecutive elements of the global tensor that make up
-// the box, in order.
-template <typename Visit>
-void for_each_run(const std::vector<std::int64_t>& global_shape, const TensorBox& box,
-                  const Visit& visit) {
-  std::size_t outer = global_shape.size();  // a run spans the dimensions [outer, dims)
-  std::int64_t run = 1;
-  for (bool whole = true; outer > 0 && whole;) {
-    --outer;
-    run *= box.size[outer];
-    whole = box.size[outer] == global_shape[outer];
-  }
-  std::int64_t num_runs = 1;
-  for (std::size_t d = 0; d < outer; ++d) num_runs *= box.size[d];
-  const auto strides = c10::contiguous_strides(global_shape);
-  for (std::int64_t i = 0; i < num_runs; ++i) {
-    std::int64_t first = 0, rest = i;
-    for (std::size_t d = global_shape.size(); d-- > 0;) {
-      first += box.offset[d] * strides[d];
-      if (d >= outer) continue;
-      first += rest % box.size[d] * strides[d];
-      rest /= box.size[d];
-    }
-    visit(first, run);
-  }
-}
-
 // Writes elements [first, first + size) of the tensor to `out`.
 void draw_run(std::uint64_t key, std::uint64_t stream, Initializer init, std::int64_t first,
               std::int64_t size, float* out) {
@@ -91,11 +64,17 @@ at::Tensor draw_all(std::uint64_t key, const std::string& name, const TensorPlac
   at::Tensor values = at::empty(local_shape(placement), at::TensorOptions().dtype(at::kFloat));
   float* data = values.mutable_data_ptr<float>();
   const std::uint64_t stream = name_hash(name);
+  const auto region_of = [&](const TensorBox& box) {
+    return TensorRegion{placement.global_shape, box.offset, box.size, 0,
+                        c10::multiply_integers(box.size)};
+  };
+  const TensorRegion whole =
+      region_of({std::vector<std::int64_t>(placement.global_shape.size()), placement.global_shape});
   for (const TensorBox& box : placement.boxes) {
-    for_each_run(placement.global_shape, box, [&](std::int64_t first, std::int64_t size) {
-      draw_run(key, stream, init, first, size, data);
-      data += size;
+    for_each_common_run(whole, region_of(box), [&](const CommonRun& run) {
+      draw_run(key, stream, init, run.begin_a, run.length, data + run.begin_b);
     });
+    data += c10::multiply_integers(box.size);
   }
   return values;
 }
