@@ -188,6 +188,20 @@ std::string warning_of_nodes(const configs::Config& config,
   return "";
 }
 
+std::string warning_of_replicas(const configs::Config& config,
+                                const std::vector<std::string>& host_of_rank) {
+  const auto tensor = static_cast<std::size_t>(config.mesh().tensor());
+  for (std::size_t rank = 0; rank < host_of_rank.size(); ++rank) {
+    const std::size_t first = rank - rank % tensor;
+    if (host_of_rank[rank] == host_of_rank[first]) continue;
+    return fmt::format(
+        "mesh.tensor: {}: ranks {} and {} hold parts of one model on two hosts, {} and {}: each "
+        "layer waits for the network; start a multiple of {} ranks on each host",
+        tensor, first, rank, host_of_rank[first], host_of_rank[rank], tensor);
+  }
+  return "";
+}
+
 void warn_of_other_losses(const configs::Evaluate& before, const configs::Evaluate& now) {
   if (before.split() == now.split() && before.sequences() == now.sequences()) return;
   log_warning(

@@ -49,6 +49,10 @@ void warn_of_idle_ranks(const configs::Config& config, int num_ranks);
 std::string warning_of_nodes(const configs::Config& config,
                              const std::vector<std::string>& host_of_rank);
 
+// A warning if the ranks of a replica of the model (mesh.tensor) are on several hosts; else empty.
+std::string warning_of_replicas(const configs::Config& config,
+                                const std::vector<std::string>& host_of_rank);
+
 // Warns if the schedule changed at a resume, and with it the learning rate of the next step.
 void warn_of_rate_jump(const configs::Train& before, const configs::Train& now,
                        std::int64_t next_step);

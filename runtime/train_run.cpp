@@ -118,29 +118,6 @@ std::vector<std::string> hosts_of_data_axis(const std::vector<std::string>& host
   return hosts;
 }
 
-// Warns if the ranks of a replica are on several hosts, and if bits change because they are others
-// than before.
-void warn_of_mesh(const configs::Config& config, const std::vector<std::string>& host_of_rank,
-                  const std::optional<configs::Config>& before) {
-  const auto tensor = static_cast<std::size_t>(config.mesh().tensor());
-  for (std::size_t rank = 0; rank < host_of_rank.size(); ++rank) {
-    const std::size_t first = rank - rank % tensor;
-    if (host_of_rank[rank] == host_of_rank[first]) continue;
-    log_warning(
-        "mesh.tensor: {}: ranks {} and {} hold parts of one model on two hosts, {} and {}: each "
-        "layer waits for the network; start a multiple of {} ranks on each host",
-        tensor, first, rank, host_of_rank[first], host_of_rank[rank], tensor);
-    break;
-  }
-  if (before && config.train().invariant().shards() > 0 &&
-      before->mesh().tensor() != config.mesh().tensor()) {
-    log_warning(
-        "mesh.tensor: {} -> {}: the run goes on, but train.invariant promises the same bits only "
-        "with the same mesh.tensor",
-        before->mesh().tensor(), config.mesh().tensor());
-  }
-}
-
 // What the run's history calls this job.
 std::string job_id(const RunHooks& hooks, const World& world) {
   if (!hooks.job_id.empty()) return hooks.job_id;
@@ -237,6 +214,13 @@ void warn_at_start(const configs::Config& config, const Task& task, const Corpus
     log_warning("attention: {}", line);
   }
   if (start.before) {
+    if (config.train().invariant().shards() > 0 &&
+        start.before->mesh().tensor() != config.mesh().tensor()) {
+      log_warning(
+          "mesh.tensor: {} -> {}: the run goes on, but train.invariant promises the same bits only "
+          "with the same mesh.tensor",
+          start.before->mesh().tensor(), config.mesh().tensor());
+    }
     warn_of_rate_jump(start.before->train(), config.train(), start.train.step + 1);
     if (config.checkpoint().keep_best())
       warn_of_other_losses(start.before->evaluate(), config.evaluate());
@@ -321,7 +305,8 @@ Outcome run_logged(const configs::Config& config, const RunPaths& paths, bool fr
     warn_at_start(config, *task, corpus, *model, inputs.vocabulary, *source, start, group);
     const std::string of_nodes = warning_of_nodes(config, hosts_of_data_axis(host_of_rank, config));
     if (!of_nodes.empty()) log_warning("{}", of_nodes);
-    warn_of_mesh(config, host_of_rank, start.before);
+    const std::string of_replicas = warning_of_replicas(config, host_of_rank);
+    if (!of_replicas.empty()) log_warning("{}", of_replicas);
     write_file_durably(paths.config().string(), config_text(config));
     run.folder->cut_metrics(start.metrics_bytes);
   }

@@ -104,7 +104,7 @@ Trainer::StepResult Trainer::step(TrainState& state) {
   // The ranks of a replica compute with the same batch, or all with the one before.
   const bool has_batch = parts_.replica == nullptr
                              ? next.has_value()
-                             : !any_of(*parts_.replica, !next.has_value(), "missing batches");
+                             : !any_rank(*parts_.replica, !next.has_value(), "missing batches");
   if (has_batch) batch_ = train.cuda_graph() ? static_batch_.hold(*next) : std::move(next);
   clock_.has_batch();
   const GradientSums sums = sum_gradients(state.step + 1, state.loss_scale,
@@ -233,7 +233,7 @@ bool Trainer::evaluate(TrainState& state) {
 }
 
 bool Trainer::any_asks_to_stop() {
-  return any_of(parts_.world, parts_.stop.asked(), "requests to stop");
+  return any_rank(parts_.world, parts_.stop.asked(), "requests to stop");
 }
 
 void Trainer::note_needed_seconds(double step_ms) {

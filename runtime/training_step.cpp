@@ -95,7 +95,7 @@ bool TrainingStep::gives_up() {
   if (abandoned_ || !hooks_->gives_up) return abandoned_;
   abandoned_ = hooks_->gives_up();
   // A rank that went on alone would wait for the others in its first layer.
-  if (replica_ != nullptr) abandoned_ = any_of(*replica_, abandoned_, "giving up the step");
+  if (replica_ != nullptr) abandoned_ = any_rank(*replica_, abandoned_, "giving up the step");
   return abandoned_;
 }
 

@@ -125,6 +125,11 @@ void check_site(const SubmitArguments& arguments, const configs::Site& site,
          "another profile",
          arguments.site, arguments.config);
   }
+  if (const int tensor = config.mesh().tensor();
+      arguments.min_ranks.value_or(tensor) % tensor != 0) {
+    fail(ExitCode::kUsage, "--min-ranks {} is not a multiple of mesh.tensor {}: choose one that is",
+         *arguments.min_ranks, tensor);
+  }
   if (!site.container().empty() && !path_exists(site.container())) {
     fail(ExitCode::kConfig, "{}: container: {} does not exist", arguments.site,
          quoted(site.container()));
@@ -136,6 +141,13 @@ void check_site(const SubmitArguments& arguments, const configs::Site& site,
 void check_memory(const SubmitArguments& arguments, const configs::Site& site,
                   const configs::Config& config, int ranks, std::ostream& err) {
   if (site.rank_memory_gb() == 0) return;
+  if (config.mesh().tensor() > 1) {
+    err << fmt::format(
+        "birkhoff: warning: mesh.tensor: {}: plans are for data-parallel ranks only, so "
+        "rank_memory_gb is not checked\n",
+        config.mesh().tensor());
+    return;
+  }
   PlanRequest request;
   request.config = config;
   request.vocabulary = Corpus(config.data().corpus()).manifest().tokenizer().vocabulary();

@@ -84,6 +84,7 @@ at::Tensor Stack::normed(const ResidualStream& stream) const {
 
 void Stack::check_memory(const Memory& memory, std::int64_t batch) const {
   const bool reads = role_ == StackRole::kTargetDecoder;
+  // The size of a slice says nothing about the number of samples.
   require(memory.x_BSC.defined() == reads &&
               (!reads || memory.tokens.divided() || memory.x_BSC.size(0) == batch),
           "a decoder of two stacks reads a memory of as many samples; other stacks read none");
@@ -91,7 +92,7 @@ void Stack::check_memory(const Memory& memory, std::int64_t batch) const {
 
 at::Tensor Stack::run_layers(const at::Tensor& x_BTC, const SequenceContext& context,
                              const std::optional<NoiseKey>& noise, NamedSums& sums) const {
-  if (!context.tokens.divided()) check_memory(context.memory, x_BTC.size(0));
+  check_memory(context.memory, x_BTC.size(0));
   ResidualStream stream{x_BTC, {}};
   ForwardRecord* const record = ForwardRecord::current();
   if (record != nullptr) record->streams_BTC.push_back(x_BTC);

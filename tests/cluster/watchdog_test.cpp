@@ -101,6 +101,17 @@ TEST(Watchdog, NamesTheRankThatIsNotWhereTheOthersWait) {
                     Not(HasSubstr("rank 1 on"))));
 }
 
+// On a mesh the ranks that wait for one rank may wait in operations of different groups.
+TEST(Watchdog, BlamesNoRankThatWaitsIfAnotherDoesNot) {
+  TestWorld world(4);
+  for (const int rank : {0, 1}) world.wait_in(rank, "all_reduce 'gradients of bucket 0'", 45);
+  world.wait_in(2, "all_gather 'tokens'", 80);
+  world.pass(109, {});
+  EXPECT_THAT(world.diagnosis(), AllOf(HasSubstr("rank 3 on node3, in step 7"),
+                                       HasSubstr("the others (ranks 0, 1) wait in step 7"),
+                                       Not(HasSubstr("rank 2 on"))));
+}
+
 TEST(Watchdog, NamesTheRankThatSkippedACollective) {
   TestWorld world(3);
   for (const int rank : {0, 2}) world.wait_in(rank, "all_reduce 'counts'", 45);

@@ -83,19 +83,26 @@ TEST_F(TensorRunMpi, ASignalThatOneRankSeesFirstStopsAll) {
     const int who = static_cast<int>(random()) & (size() - 1);
     const auto delay = std::chrono::microseconds(random() % 60000);
     const std::string run = "stop-" + std::to_string(trial);
-    const StopSignals signals;
-    std::thread sender([&] {
-      if (rank() != who) return;
-      std::this_thread::sleep_for(delay);
-      kill(getpid(), SIGTERM);
-    });
-    const Outcome outcome = train(
-        mesh_config(1000000, tensor, {"evaluate.every=5", "checkpoint.every=0"}), run, signals);
-    sender.join();
-    EXPECT_EQ(outcome, Outcome::kRequeue);
-    if (rank() == 0) {
-      EXPECT_NO_THROW(find_newest_checkpoint(folder_ / run / "checkpoints", false));
+    {
+      const StopSignals signals;
+      std::thread sender([&] {
+        if (rank() != who) return;
+        std::this_thread::sleep_for(delay);
+        kill(getpid(), SIGTERM);
+      });
+      const Outcome outcome = train(
+          mesh_config(1000000, tensor, {"evaluate.every=5", "checkpoint.every=0"}), run, signals);
+      sender.join();
+      EXPECT_EQ(outcome, Outcome::kRequeue);
     }
+    // One more step ends the run, from the checkpoint of the stop if there is one.
+    std::string newest = "0";
+    if (rank() == 0) {
+      const auto checkpoint = find_newest_checkpoint(folder_ / run / "checkpoints", false);
+      if (checkpoint) newest = std::to_string(checkpoint->manifest.step());
+    }
+    newest = test_world().group().broadcast_bytes(newest, 0, "newest checkpoint");
+    EXPECT_EQ(train(mesh_config(std::stoi(newest) + 1, tensor), run), Outcome::kDone);
   }
 }
 

@@ -82,6 +82,18 @@ TEST(WarningOfNodes, ComparesTheRanksOfANodeWithHosts) {
   EXPECT_EQ(warning(0, two), "") << "virtual shards take one level";
 }
 
+TEST(WarningOfReplicas, NamesTheFirstReplicaThatIsOnTwoHosts) {
+  configs::Config config;
+  config.mutable_mesh()->set_tensor(2);
+  EXPECT_EQ(warning_of_replicas(config, {"a", "a", "b", "b"}), "");
+  EXPECT_NE(
+      warning_of_replicas(config, {"a", "a", "a", "b"})
+          .find("mesh.tensor: 2: ranks 2 and 3 hold parts of one model on two hosts, a and b"),
+      std::string::npos);
+  config.mutable_mesh()->set_tensor(1);
+  EXPECT_EQ(warning_of_replicas(config, {"a", "b", "a", "b"}), "");
+}
+
 // With four ranks there are two nodes of two.
 TEST_F(TrainRunMpi, InNodesZeroChangesNoBit) {
   const std::string nodes = test_world().size() % 2 == 0 ? "mesh.ranks_per_node=2" : "mesh.data=0";

@@ -86,9 +86,7 @@ struct GatheredAttention {
 
   bool drops() const { return noise && dropout > 0; }
   // H of the noise. Call it only if drops().
-  std::int64_t noise_heads() const {
-    return noise->all_heads > 0 ? noise->all_heads : q_BHLD.size(1);
-  }
+  std::int64_t noise_heads() const { return noise->heads_of_layer(q_BHLD.size(1)); }
 };
 
 // The fastest path up to `limit` that supports `in`. kFused: on the CPU fp32, fp64 and bf16, on a

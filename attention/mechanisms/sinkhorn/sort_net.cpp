@@ -153,8 +153,6 @@ at::Tensor pool_sources(const Blocks& blocks, const at::Tensor& x_BLC, Path limi
 SortNet::SortNet(const Config& config, const MechanismShape& shape, const std::string& prefix,
                  Parameters& parameters)
     : heads_(shape.heads),
-      first_head_(shape.heads * parameters.place().tensor_rank),
-      all_heads_(shape.heads * parameters.place().tensor_size),
       max_blocks_(config.max_blocks()),
       temperature_(config.temperature()),
       gumbel_noise_(config.gumbel_noise()) {
@@ -224,9 +222,10 @@ at::Tensor SortNet::scores(const at::Tensor& psi_BNC, const at::Tensor& source_B
     // Rows are drawn one after another, each for all blocks that a sequence may have, and then cut:
     // the noise of an entry does not depend on the number of blocks.
     const std::int64_t M = std::max(N, max_blocks_);
-    const at::Tensor noise_BNHM = philox_gumbel(*noise, NoisePurpose::kGumbel, {N, all_heads_, M});
-    scores_BHNN =
-        scores_BHNN + noise_BNHM.narrow(2, first_head_, heads_).narrow(3, 0, N).transpose(1, 2);
+    const at::Tensor noise_BNHM =
+        philox_gumbel(*noise, NoisePurpose::kGumbel, {N, noise->heads_of_layer(heads_), M});
+    scores_BHNN = scores_BHNN +
+                  noise_BNHM.narrow(2, noise->first_head, heads_).narrow(3, 0, N).transpose(1, 2);
   }
   return scores_BHNN / temperature_;
 }

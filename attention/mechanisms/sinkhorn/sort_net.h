@@ -48,8 +48,7 @@ class SortNet {
   double flops(std::int64_t num_blocks) const;
 
  private:
-  std::int64_t heads_, first_head_, all_heads_;  // first and all: of the tensor axis
-  std::int64_t max_blocks_;
+  std::int64_t heads_, max_blocks_;
   double temperature_;
   bool gumbel_noise_;
   bool final_relu_ = false;

@@ -326,7 +326,7 @@ std::string ProcessGroup::broadcast_bytes(const std::string& mine, int root,
   return {static_cast<const char*>(words.const_data_ptr()), static_cast<std::size_t>(num_bytes)};
 }
 
-bool any_of(ProcessGroup& group, bool mine, std::string_view name) {
+bool any_rank(ProcessGroup& group, bool mine, std::string_view name) {
   if (group.size() == 1) return mine;
   const at::Tensor votes = at::full({1}, static_cast<std::int64_t>(mine), at::kLong);
   group.all_reduce(votes, ReduceOp::kMax, name);

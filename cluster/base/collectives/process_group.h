@@ -151,7 +151,7 @@ class ProcessGroup {
 
 // Whether any rank of the group passes true. The group is on hosts. Collective; nothing is sent in
 // a group of one.
-bool any_of(ProcessGroup& group, bool mine, std::string_view name);
+bool any_rank(ProcessGroup& group, bool mine, std::string_view name);
 
 // A group of one: every operation is the identity. For commands and models that use no parallelism.
 std::unique_ptr<ProcessGroup> make_single_group(at::Device device = at::kCPU);

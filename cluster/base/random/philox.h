@@ -49,6 +49,10 @@ struct NoiseKey {
   // Attention only: the first of the heads that this rank computes, and the number of heads on all
   // ranks of the tensor axis; 0: all are here.
   std::int64_t first_head = 0, all_heads = 0;
+  // all_heads, if this rank has `heads`.
+  std::int64_t heads_of_layer(std::int64_t heads) const {
+    return all_heads > 0 ? all_heads : heads;
+  }
 
   NoiseKey at_layer(std::uint32_t new_layer) const;
 
