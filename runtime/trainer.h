@@ -51,8 +51,8 @@ struct TrainerParts {
   RunCheckpoints& checkpoints;
   Evaluator* evaluator = nullptr;  // null: no evaluation
   Agreement* agreement = nullptr;  // null: ranks are not compared
-  ProcessGroup* replica =
-      nullptr;  // the ranks that hold the parts of the model, on hosts; null: one
+  // The ranks that hold the parts of the model, on hosts. Null: this rank holds all.
+  ProcessGroup* replica = nullptr;
 };
 
 class Trainer {
