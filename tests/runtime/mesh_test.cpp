@@ -13,6 +13,7 @@
 #include "runtime/checkpoint/checkpoint.h"
 #include "runtime/run_checkpoints.h"
 #include "runtime/tasks/task.h"
+#include "runtime/trainer.h"
 #include "runtime/training_step.h"
 #include "tests/cluster/base/thread_group.h"
 #include "tests/models/placed_tensor.h"
@@ -286,6 +287,41 @@ TEST(TrainingOnAMesh, AStepThatOneRankGivesUpIsDoneByNone) {
       EXPECT_FALSE(training.run(2).abandoned);
     });
   }
+}
+
+// Before a stop the state is checked with the last batch. The one that only rank 0 got has fewer
+// tokens, so ranks that checked with different batches would not understand each other.
+TEST(TrainingOnAMesh, ABatchThatOneRankOfAReplicaLacksIsUsedByNone) {
+  const StopSignals signals;
+  const TestFolder folder;
+  run_mesh(1, 2, [&](const MeshRank& rank) {
+    MeshTraining training(config_of({"train.steps=9"}), rank);
+    int asked = 0;
+    DevicePrefetcher feed(
+        [&]() -> std::optional<Batch> {
+          Batch batch = training.batch(++asked);
+          if (asked < 3) return batch;
+          if (rank.tensor.rank() == 1) return std::nullopt;
+          for (auto& [name, values] : batch.fields) values = values.narrow(1, 0, 4).contiguous();
+          return batch;
+        },
+        at::kCPU);
+    StopRequest stop(signals);
+    Reporter reporter;
+    Activity activity;
+    CheckpointWriter writer(folder, 1, {}, rank.world);
+    RunCheckpoints checkpoints(&writer, rank.world, make_header(0), training.parts(), std::nullopt,
+                               nullptr, reporter);
+    Trainer trainer({training.config, *training.model, feed, rank.data, rank.world,
+                     training.buckets, *training.optimizer, stop, reporter, activity, checkpoints,
+                     nullptr, nullptr, &rank.tensor});
+    TrainState state;
+    EXPECT_EQ(trainer.run(state), Outcome::kRequeue);
+    EXPECT_EQ(state.step, 2);
+  });
+  const auto checkpoint = find_newest_checkpoint(folder, false);
+  ASSERT_TRUE(checkpoint);
+  EXPECT_EQ(checkpoint->manifest.step(), 2);
 }
 
 TEST(TrainingOnAMesh, AValueThatIsNotFiniteOnOneRankStopsTheStepOfAll) {
