@@ -8,7 +8,8 @@
 
 #include "cluster/base/error.h"
 #include "configs/schema/config.pb.h"
-#include "models/tensor_parallel/parallel_cross_entropy.h"
+#include "models/parallel/parallel_cross_entropy.h"
+#include "models/parallel/parameter_use.h"
 
 namespace birkhoff {
 
@@ -38,10 +39,13 @@ at::Tensor LanguageModel::outputs(const Batch& batch, const TokenSlices& tokens,
 }
 
 at::Tensor LanguageModel::output_logits(const at::Tensor& x, const TokenSlices& tokens) const {
-  return tokens
-      .gather_linear(output_down_ ? (*output_down_)(x) : x,
-                     output_VE.to(parameters_.compute_dtype()), {})
-      .y_BTO;
+  std::vector<int> units{stack_.last_unit()};
+  if (output_VE.is_same(embedding_.weight_VE())) units.push_back(embedding_.unit());
+  const ParameterUse use(parameters_, std::move(units));
+  return use.output(tokens
+                        .gather_linear(output_down_ ? (*output_down_)(x) : x,
+                                       output_VE.to(parameters_.compute_dtype()), {})
+                        .y_BTO);
 }
 
 at::Tensor LanguageModel::all_logits(const at::Tensor& logits_BTv) const {

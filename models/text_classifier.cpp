@@ -9,6 +9,7 @@
 #include <c10/core/GradMode.h>
 
 #include "cluster/base/error.h"
+#include "models/parallel/parameter_use.h"
 
 namespace birkhoff {
 namespace {
@@ -48,7 +49,8 @@ at::Tensor TextClassifier::logits(const Batch& batch, const std::optional<NoiseK
   const TokenSlices tokens = token_slices(batch, parameters_);
   const at::Tensor x_BTC = tokens.gather(
       stack_.forward(embedding_(batch, tokens, noise), token_context(batch, tokens), noise, sums));
-  const at::Tensor logits_BK = output_(pool(x_BTC, batch.at(field::kLengths)));
+  const ParameterUse use(parameters_, {stack_.last_unit()});
+  const at::Tensor logits_BK = use.output(output_(pool(x_BTC, batch.at(field::kLengths))));
   if (!tokens.divided()) return logits_BK;
   // All ranks compute all logits, but each gives the gradient of its own samples only.
   const ModelPlacement& place = parameters_.place();

@@ -44,11 +44,13 @@ std::optional<Evaluation> Evaluator::run(const std::function<bool()>& stops) {
   enum Column : std::int64_t { kNats, kCount, kTokens, kFigures };
   const std::int64_t num_columns = kFigures + figures_.num_columns();
   at::Tensor sums = at::zeros({num_batches, num_columns}, at::kDouble);
-  const auto compute = [&](std::int64_t j) {
+  const auto loss_sums_of = [&](std::int64_t j) {
     const std::int64_t begin = j * plan_.micro_batch;
     const std::int64_t end = std::min(begin + plan_.micro_batch, plan_.num_sequences);
-    const LossSums loss_sums =
-        model_.loss_sums(read_(begin, end).to(group_.device()), std::nullopt);
+    return model_.loss_sums(read_(begin, end).to(group_.device()), std::nullopt);
+  };
+  const auto compute = [&](std::int64_t j) {
+    const LossSums loss_sums = loss_sums_of(j);
     double* row = sums.mutable_data_ptr<double>() + j * num_columns;
     row[kNats] = loss_sums.nats.item<double>();
     row[kCount] = loss_sums.count.item<double>();
@@ -62,7 +64,13 @@ std::optional<Evaluation> Evaluator::run(const std::function<bool()>& stops) {
   };
   for (std::int64_t first = 0; first < num_batches; first += group_.size()) {
     const std::int64_t mine = first + group_.rank();
-    if (mine < num_batches) compute(mine);
+    // A rank without a micro-batch computes one without counting it, if the others need its part
+    // of the parameters.
+    if (mine < num_batches) {
+      compute(mine);
+    } else if (model_.parameters().slices() != nullptr) {
+      loss_sums_of(num_batches - 1);
+    }
     if (stops()) return std::nullopt;
   }
   const at::Tensor reduced = sums.to(group_.device());

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <iterator>
 
 #include "cluster/base/error.h"
 #include "cluster/base/files/file.h"
@@ -14,35 +15,61 @@
 #include "runtime/checkpoint/commit.h"
 #include "runtime/checkpoint/finite_state.h"
 #include "runtime/checkpoint/run_folder.h"
+#include "runtime/gradients/grad_buckets.h"
 #include "runtime/optimizers/optimizer.h"
 #include "runtime/reporting/reporter.h"
 
 namespace birkhoff {
 
-std::vector<TensorPart> model_tensors(Model& model) {
+namespace {
+
+void append(std::vector<TensorPart>& parts, std::vector<TensorPart> more) {
+  std::ranges::move(more, std::back_inserter(parts));
+}
+
+std::vector<TensorPart> all_of(const std::string& name, StateKind kind, const at::Tensor& value,
+                               const TensorPlacement& placement) {
+  require(value.is_contiguous(), "parameters and statistics are contiguous");
+  return placed_parts(name, kind, placement, {0, value.numel()}, value.detach().view({-1}));
+}
+
+std::vector<TensorPart> statistics_of(const Parameters& parameters) {
   std::vector<TensorPart> parts;
-  const auto add = [&](const std::string& name, StateKind kind, const at::Tensor& value,
-                       const TensorPlacement& placement) {
-    require(value.is_contiguous(), "parameters and statistics are contiguous");
-    for (TensorPart& part :
-         placed_parts(name, kind, placement, {0, value.numel()}, value.detach().view({-1}))) {
-      parts.push_back(std::move(part));
-    }
-  };
-  for (const Parameter& parameter : model.parameters().list()) {
-    add(parameter.name, StateKind::kParameter, parameter.value, parameter.placement);
-  }
-  for (const Statistic& statistic : model.parameters().statistics()) {
-    add(statistic.name, StateKind::kStatistic, statistic.value, statistic.placement);
+  for (const Statistic& statistic : parameters.statistics()) {
+    append(parts,
+           all_of(statistic.name, StateKind::kStatistic, statistic.value, statistic.placement));
   }
   return parts;
 }
 
-std::vector<TensorPart> training_parts(Model& model, Optimizer& optimizer, int num_ranks) {
+}  // namespace
+
+std::vector<TensorPart> model_tensors(Model& model) {
+  std::vector<TensorPart> parts;
+  for (const Parameter& parameter : model.parameters().list()) {
+    append(parts,
+           all_of(parameter.name, StateKind::kParameter, parameter.value, parameter.placement));
+  }
+  append(parts, statistics_of(model.parameters()));
+  return parts;
+}
+
+std::vector<TensorPart> training_parts(Model& model, const GradBuckets& buckets,
+                                       Optimizer& optimizer, int num_ranks) {
   const ModelPlacement& place = model.parameters().place();
-  std::vector<TensorPart> parts = model_tensors(model);
+  // Of what every rank of the data axis holds the ranks write about as much each.
+  std::vector<TensorPart> parts =
+      buckets.values_are_sliced() ? statistics_of(model.parameters()) : model_tensors(model);
   balance_owners(parts, num_ranks / place.tensor_size);
-  for (TensorPart& part : optimizer.state()) parts.push_back(std::move(part));
+  if (buckets.values_are_sliced()) {
+    for (const GradBucket& bucket : buckets.buckets()) {
+      for (const GradBucket::Slot& slot : bucket.slots) {
+        append(parts, owned_parts(buckets, bucket, slot, slot.name, StateKind::kParameter,
+                                  bucket.own_values));
+      }
+    }
+  }
+  append(parts, optimizer.state());
   // Owners are data-parallel ranks so far. Of a part that the whole tensor axis holds, its first
   // rank writes.
   for (TensorPart& part : parts) {

@@ -19,6 +19,7 @@
 
 namespace birkhoff {
 
+class GradBuckets;
 class Model;
 class Optimizer;
 class Reporter;
@@ -26,9 +27,11 @@ class RunFolder;
 
 // This rank's part of a model's parameters and statistics, as views of live memory. Owner: rank 0.
 std::vector<TensorPart> model_tensors(Model& model);
-// The same, and the optimizer's state, each with an owner in the world of `num_ranks`, where the
-// ranks of a tensor axis are neighbors (cluster/mesh.h).
-std::vector<TensorPart> training_parts(Model& model, Optimizer& optimizer, int num_ranks);
+// The same (with ZeRO stage 3 this rank's slices), and the optimizer's state, each with an owner in
+// the world of `num_ranks`, where the ranks of a tensor axis are neighbors (cluster/mesh.h).
+// buckets: the model's and the optimizer's.
+std::vector<TensorPart> training_parts(Model& model, const GradBuckets& buckets,
+                                       Optimizer& optimizer, int num_ranks);
 
 // What the user should do about a diverged run; the end of a message.
 std::string cure_of_divergence(std::optional<std::int64_t> newest_checkpoint);

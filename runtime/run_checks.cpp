@@ -136,20 +136,27 @@ void warn_of_settings(const configs::Config& config, std::int64_t num_samples) {
   }
 }
 
-void warn_of_idle_ranks(const configs::Config& config, int num_ranks) {
+std::string check_idle_ranks(const configs::Config& config, int num_ranks) {
   const configs::Train& train = config.train();
   int idle = 0;
   for (int rank = 0; rank < num_ranks; ++rank) {
     idle +=
         rank_share(train.global_batch(), train.invariant().shards(), rank, num_ranks).size() == 0;
   }
-  if (idle == 0) return;
-  log_warning("{} of {} compute nothing: train.global_batch = {}{}; {} would be as fast", idle,
-              counted(num_ranks, "rank"), train.global_batch(),
-              train.invariant().shards() > 0
-                  ? fmt::format(" in train.invariant.shards = {}", train.invariant().shards())
-                  : "",
-              num_ranks - idle);
+  if (idle == 0) return "";
+  const std::string what =
+      fmt::format("{} of {} compute nothing: train.global_batch = {}{}", idle,
+                  counted(num_ranks, "rank"), train.global_batch(),
+                  train.invariant().shards() > 0
+                      ? fmt::format(" in train.invariant.shards = {}", train.invariant().shards())
+                      : "");
+  if (train.zero_stage() > 1) {
+    fail(ExitCode::kConfig,
+         "{}, and with train.zero_stage {} all must make the same passes; start {}, or use "
+         "zero_stage 1",
+         what, train.zero_stage(), counted(num_ranks - idle, "rank"));
+  }
+  return fmt::format("{}; {} would be as fast", what, num_ranks - idle);
 }
 
 std::string warning_of_nodes(const configs::Config& config,

@@ -41,8 +41,9 @@ void check_resumable(const CheckpointFolder& checkpoint, const configs::Config& 
 // than there are samples in an epoch.
 void warn_of_settings(const configs::Config& config, std::int64_t num_samples);
 
-// Warns if some ranks compute no sequence of any batch, because there are more ranks than work.
-void warn_of_idle_ranks(const configs::Config& config, int num_ranks);
+// A warning if some of the data-parallel ranks compute no sequence of any batch, because there are
+// more ranks than work; else "". Error(kConfig) if ZeRO stages 2 and 3 do not allow that.
+std::string check_idle_ranks(const configs::Config& config, int num_ranks);
 
 // A warning if the ranks of a node of mesh.ranks_per_node are on several hosts, if the field has no
 // effect, or if it is not set where it would save traffic between hosts; else empty.

@@ -204,7 +204,6 @@ void warn_at_start(const configs::Config& config, const Task& task, const Corpus
   if (const std::string cut = task.cut_texts(corpus, kTrainSplit); !cut.empty()) {
     log_warning("{}", cut);
   }
-  warn_of_idle_ranks(config, group.size());
   const std::int64_t rows =
       rank_share(config.train().global_batch(), config.train().invariant().shards(), group.rank(),
                  group.size())
@@ -243,6 +242,7 @@ Outcome run_logged(const configs::Config& config, const RunPaths& paths, bool fr
                                 : at::Device(at::kCPU);
   Mesh mesh(world, config.mesh(), device);
   ProcessGroup& group = mesh.data();
+  const std::string of_idle_ranks = check_idle_ranks(config, group.size());
   const std::string id = job_id(hooks, world);
   Activity activity;
   const configs::Watchdog& watchdog = config.watchdog();
@@ -271,7 +271,7 @@ Outcome run_logged(const configs::Config& config, const RunPaths& paths, bool fr
   GradBuckets buckets(model->parameters(), group, config.train().bucket_elements(),
                       config.train().invariant().shards(), config.train().zero_stage());
   const std::unique_ptr<Optimizer> optimizer = make_optimizer(config.train().optimizer(), buckets);
-  std::vector<TensorPart> parts = training_parts(*model, *optimizer, world.size());
+  std::vector<TensorPart> parts = training_parts(*model, buckets, *optimizer, world.size());
   StartState start = load_start(run.resume_path, config, corpus, parts);
   TrainState& state = start.train;
   resumed_from = state.step;
@@ -303,10 +303,11 @@ Outcome run_logged(const configs::Config& config, const RunPaths& paths, bool fr
                                         : "all of it");
     log_info("memory before the first step: {}", memory_report(device));
     warn_at_start(config, *task, corpus, *model, inputs.vocabulary, *source, start, group);
-    const std::string of_nodes = warning_of_nodes(config, hosts_of_data_axis(host_of_rank, config));
-    if (!of_nodes.empty()) log_warning("{}", of_nodes);
-    const std::string of_replicas = warning_of_replicas(config, host_of_rank);
-    if (!of_replicas.empty()) log_warning("{}", of_replicas);
+    for (const std::string& warning :
+         {of_idle_ranks, warning_of_nodes(config, hosts_of_data_axis(host_of_rank, config)),
+          warning_of_replicas(config, host_of_rank)}) {
+      if (!warning.empty()) log_warning("{}", warning);
+    }
     write_file_durably(paths.config().string(), config_text(config));
     run.folder->cut_metrics(start.metrics_bytes);
   }
@@ -339,7 +340,7 @@ Outcome run_logged(const configs::Config& config, const RunPaths& paths, bool fr
 
   Trainer trainer({config, *model, feed, group, world.group(), buckets, *optimizer, hooks.stop,
                    *reporter, activity, checkpoints, evaluator.get(), &agreement,
-                   &mesh.tensor_on_host()});
+                   buckets.passes_are_collective() ? &world.group() : &mesh.tensor_on_host()});
   const Outcome outcome = trainer.run(state);
   if (world.rank() != 0) return outcome;
   // Such a job would be requeued again and again.

@@ -49,10 +49,9 @@ struct TrainerParts {
   Reporter& reporter;  // of this rank
   Activity& activity;  // of this rank, for the watchdog
   RunCheckpoints& checkpoints;
-  Evaluator* evaluator = nullptr;  // null: no evaluation
-  Agreement* agreement = nullptr;  // null: ranks are not compared
-  // The ranks that hold the parts of the model, on hosts. Null: this rank holds all.
-  ProcessGroup* replica = nullptr;
+  Evaluator* evaluator = nullptr;   // null: no evaluation
+  Agreement* agreement = nullptr;   // null: ranks are not compared
+  ProcessGroup* passing = nullptr;  // as for TrainingStep
 };
 
 class Trainer {

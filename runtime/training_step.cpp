@@ -9,10 +9,48 @@
 
 #include "cluster/base/text/number_text.h"
 #include "configs/schema/config.pb.h"
+#include "data/batch/partition.h"
 #include "runtime/gradients/grad_norm.h"
 #include "runtime/optimizers/schedule.h"
 
 namespace birkhoff {
+namespace {
+
+// Rows of a rank's batch that form one virtual shard, or all of them, and their row of the step's
+// sums.
+struct ShardRows {
+  Interval rows;
+  std::int64_t sums_row = 0;
+};
+
+// Of a rank with this many rows.
+std::vector<ShardRows> shards_of(const configs::Train& train, int rank, int num_ranks,
+                                 std::int64_t num_rows) {
+  const std::int64_t num_shards = train.invariant().shards();
+  if (num_shards == 0) return {{{0, num_rows}, 0}};
+  std::vector<ShardRows> shards;
+  const Interval mine = partition(num_shards, rank, num_ranks);
+  const std::int64_t first = partition(train.global_batch(), mine.begin, num_shards).begin;
+  for (std::int64_t shard = mine.begin; shard < mine.end; ++shard) {
+    const Interval places = partition(train.global_batch(), shard, num_shards);
+    shards.push_back({{places.begin - first, places.end - first}, shard});
+  }
+  return shards;
+}
+
+std::int64_t rows_of_pass(const configs::Train& train, std::int64_t num_rows) {
+  return train.micro_batch() > 0 ? train.micro_batch() : std::max<std::int64_t>(num_rows, 1);
+}
+
+std::int64_t passes_of(const configs::Train& train, const std::vector<ShardRows>& shards,
+                       std::int64_t num_rows) {
+  const std::int64_t rows = rows_of_pass(train, num_rows);
+  std::int64_t passes = 0;
+  for (const ShardRows& shard : shards) passes += (shard.rows.size() + rows - 1) / rows;
+  return passes;
+}
+
+}  // namespace
 
 std::string GradientSums::describe_non_finite() const {
   if (!losses_finite()) return fmt::format("loss of rank {}", fmt::join(losses_not_finite, ", "));
@@ -24,7 +62,7 @@ std::string GradientSums::describe_non_finite() const {
 
 TrainingStep::TrainingStep(const configs::Train& train, Model& model, ProcessGroup& group,
                            ProcessGroup& world, GradBuckets& buckets, Optimizer& optimizer,
-                           Activity* activity, ProcessGroup* replica)
+                           Activity* activity, ProcessGroup* passing)
     : train_(train),
       model_(model),
       group_(group),
@@ -32,7 +70,7 @@ TrainingStep::TrainingStep(const configs::Train& train, Model& model, ProcessGro
       buckets_(buckets),
       optimizer_(optimizer),
       activity_(activity),
-      replica_(replica),
+      passing_(passing),
       scalars_(group.device()),
       step_sums_(model, train.invariant().shards()),
       gradients_graph_(train.cuda_graph(), group.device()),
@@ -95,7 +133,7 @@ bool TrainingStep::gives_up() {
   if (abandoned_ || !hooks_->gives_up) return abandoned_;
   abandoned_ = hooks_->gives_up();
   // A rank that went on alone would wait for the others in its first layer.
-  if (replica_ != nullptr) abandoned_ = any_rank(*replica_, abandoned_, "giving up the step");
+  if (passing_ != nullptr) abandoned_ = any_rank(*passing_, abandoned_, "giving up the step");
   return abandoned_;
 }
 
@@ -119,48 +157,58 @@ double TrainingStep::update(const GradientSums& sums, std::int64_t step, double 
 }
 
 void TrainingStep::compute_gradients() {
-  const Batch& batch = *batch_;
-  const std::int64_t micro_batch = train_.micro_batch() > 0 ? train_.micro_batch() : batch.size();
+  const std::int64_t num_rows = batch_->size();
   buckets_.zero_gradients();
   step_sums_.zero();
+  const std::int64_t micro_batch = rows_of_pass(train_, num_rows);
+  const std::vector<ShardRows> shards = shards_of(train_, group_.rank(), group_.size(), num_rows);
+  if (buckets_.passes_are_collective()) {
+    // The passes that this rank lacks to make as many as the others.
+    std::int64_t lacking = num_passes(train_, group_.size()) - passes_of(train_, shards, num_rows);
+    for (; lacking > 0 && !gives_up(); --lacking) {
+      run_pass({0, std::min(micro_batch, num_rows)}, /*last=*/false, /*sums_row=*/-1);
+    }
+  }
   // This rank's sequences, cut into micro-batches.
-  for (const ShardRows& shard : shards_of_batch(batch.size())) {
+  for (const ShardRows& shard : shards) {
     if (shard.rows.begin > 0) {
       buckets_.next_shard(/*one_pass=*/shard.rows.size() <= micro_batch);
     }
     for (std::int64_t begin = shard.rows.begin; begin < shard.rows.end; begin += micro_batch) {
       if (!train_.cuda_graph() && gives_up()) break;
       const std::int64_t end = std::min(begin + micro_batch, shard.rows.end);
-      const Batch micro = batch.narrow(begin, end);
-
-      // Forward: the loss is a sum, so sums over micro-batches and ranks need no weights.
-      const NoiseKey noise{train_.seed(), scalars_.noise_step(), 0, micro.sample_ids_B,
-                           micro.global_size};
-      const LossSums sums = model_.loss_sums(micro, noise);
-      step_sums_.add(shard.sums_row, sums);
-      if (hooks_->forward_done) hooks_->forward_done();
-
-      // Backward: gradients add up in the buckets; in the last pass each full bucket is reduced at
-      // once. A graph sends nothing: finish_reducing() does it.
-      if (end == batch.size() && !train_.cuda_graph()) buckets_.start_reducing();
-      sums.loss.backward(scalars_.loss_scale(sums.loss.scalar_type()));
-      if (activity_ != nullptr) activity_->tick();
-      if (hooks_->backward_done) hooks_->backward_done();
+      run_pass({begin, end}, /*last=*/end == num_rows, shard.sums_row);
     }
   }
 }
 
-std::vector<TrainingStep::ShardRows> TrainingStep::shards_of_batch(std::int64_t batch_size) const {
-  const std::int64_t num_shards = train_.invariant().shards();
-  if (num_shards == 0) return {{{0, batch_size}, 0}};
-  std::vector<ShardRows> shards;
-  const Interval mine = partition(num_shards, group_.rank(), group_.size());
-  const std::int64_t first = partition(train_.global_batch(), mine.begin, num_shards).begin;
-  for (std::int64_t shard = mine.begin; shard < mine.end; ++shard) {
-    const Interval places = partition(train_.global_batch(), shard, num_shards);
-    shards.push_back({{places.begin - first, places.end - first}, shard});
+void TrainingStep::run_pass(Interval rows, bool last, std::int64_t sums_row) {
+  const Batch micro = batch_->narrow(rows.begin, rows.end);
+
+  // Forward: the loss is a sum, so sums over micro-batches and ranks need no weights.
+  const NoiseKey noise{train_.seed(), scalars_.noise_step(), 0, micro.sample_ids_B,
+                       micro.global_size};
+  const LossSums sums = model_.loss_sums(micro, noise);
+  if (sums_row >= 0) step_sums_.add(sums_row, sums);
+  if (hooks_->forward_done) hooks_->forward_done();
+
+  // Backward: gradients add up in the buckets; in the last pass each full bucket is reduced at
+  // once. A graph sends nothing: finish_reducing() does it.
+  if (!train_.cuda_graph()) buckets_.begin_pass(last, /*discard=*/sums_row < 0);
+  sums.loss.backward(scalars_.loss_scale(sums.loss.scalar_type()));
+  if (!train_.cuda_graph()) buckets_.end_pass();
+  if (activity_ != nullptr) activity_->tick();
+  if (hooks_->backward_done) hooks_->backward_done();
+}
+
+std::int64_t TrainingStep::num_passes(const configs::Train& train, int num_ranks) {
+  std::int64_t most = 0;
+  for (int rank = 0; rank < num_ranks; ++rank) {
+    const std::int64_t num_rows =
+        rank_share(train.global_batch(), train.invariant().shards(), rank, num_ranks).size();
+    most = std::max(most, passes_of(train, shards_of(train, rank, num_ranks, num_rows), num_rows));
   }
-  return shards;
+  return most;
 }
 
 }  // namespace birkhoff

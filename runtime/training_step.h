@@ -54,8 +54,8 @@ struct StepHooks {
   std::function<void()> launched{};      // all passes are launched, before finish_reducing()
   std::function<bool()> asks_to_stop{};  // called next: does this rank want to stop?
   // Called first, and before each micro-batch (not if train.cuda_graph replays it): does this rank
-  // give up the step? It then takes part only in the reductions, and so do the other ranks that
-  // hold parts of the same replica.
+  // give up the step? It then takes part only in the reductions, and so do the ranks whose passes
+  // need it.
   std::function<bool()> gives_up{};
   std::function<void()> forward_done{};  // after each micro-batch's pass, as backward_done
   std::function<void()> backward_done{};
@@ -65,11 +65,12 @@ class TrainingStep {
  public:
   // The caller owns everything, and it must outlive the step. `group`: the data-parallel ranks, the
   // same as the buckets'. `world`: all ranks that must skip and stop together, on hosts. activity:
-  // null: no watchdog. `replica`: the ranks that hold the parts of the model, on hosts; null: this
-  // rank holds all.
+  // null: no watchdog. `passing`: the ranks that communicate within a forward or backward pass, on
+  // hosts: those that hold the parts of the model, or if GradBuckets::passes_are_collective() all
+  // ranks. Null: this rank passes alone.
   TrainingStep(const configs::Train& train, Model& model, ProcessGroup& group, ProcessGroup& world,
                GradBuckets& buckets, Optimizer& optimizer, Activity* activity = nullptr,
-               ProcessGroup* replica = nullptr);
+               ProcessGroup* passing = nullptr);
 
   // Computes the gradients of this rank's batch as step `step`, times `loss_scale`, and leaves
   // their sum over ranks in the buckets. Changes no parameter. With train.cuda_graph the passes are
@@ -82,6 +83,9 @@ class TrainingStep {
   // statistics. Returns the learning rate. Collective over the group.
   double update(const GradientSums& sums, std::int64_t step, double loss_scale);
 
+  // How many backward passes a step has on the rank of `num_ranks` that has most.
+  static std::int64_t num_passes(const configs::Train& train, int num_ranks);
+
   // What the ranks of the world add up to decide together: a row of votes for each.
   static at::Tensor blank_votes(int num_ranks);
   static constexpr char kVotesName[] = "decisions of the step";
@@ -89,16 +93,10 @@ class TrainingStep {
  private:
   enum Vote : std::int64_t { kStop, kAbandoned, kLossNotFinite, kNormNotFinite, kNumVotes };
 
-  // Rows of this rank's batch that form one virtual shard, or all of them, and their row of the
-  // step's sums.
-  struct ShardRows {
-    Interval rows;
-    std::int64_t sums_row = 0;
-  };
-
   void compute_gradients();  // of *batch_
-  std::vector<ShardRows> shards_of_batch(std::int64_t batch_size) const;
-  // Collective over the replica.
+  // A pass over rows of *batch_. sums_row: of the step's sums; -1: the pass does not count.
+  void run_pass(Interval rows, bool last, std::int64_t sums_row);
+  // Collective over `passing`.
   bool gives_up();
   // Fills in what all ranks decide together, from this rank's part. Collective over the world.
   void decide(bool losses_finite, bool stop_requested, GradientSums& sums) const;
@@ -110,7 +108,7 @@ class TrainingStep {
   GradBuckets& buckets_;
   Optimizer& optimizer_;
   Activity* activity_;
-  ProcessGroup* const replica_;
+  ProcessGroup* const passing_;
   // Of the running call; members because a recorded part must not capture them.
   const Batch* batch_ = nullptr;
   const StepHooks* hooks_ = nullptr;

@@ -280,6 +280,12 @@ class ConsistencyCheck {
           "use train.optimizer.adamw, or leave cuda_graph out",
           optimizer().name());
     }
+    if (train.zero_stage() > 1) {
+      config_error(places_, "train.cuda_graph",
+                   "must be false with train.zero_stage {}, which communicates within the passes; "
+                   "use zero_stage 1, or leave cuda_graph out",
+                   train.zero_stage());
+    }
     if (train.invariant().shards() > 0) {
       config_error(
           places_, "train.cuda_graph",

@@ -190,6 +190,8 @@ class Planner {
     using Tensors = const TrialMemory&;
     add("values", [](State s, Tensors) { return static_cast<double>(s.values_bytes); });
     add("gradients", [](State s, Tensors) { return static_cast<double>(s.gradients_bytes); });
+    add("values and gradients of a layer in use",
+        [](State s, Tensors) { return static_cast<double>(s.passing_bytes); });
     add("optimizer state", [](State s, Tensors) { return static_cast<double>(s.optimizer_bytes); });
     add("activations of the layers", [](State, Tensors t) { return t.layers; });
     add("embedding and logits and loss", [](State, Tensors t) { return t.rest; });

@@ -1,12 +1,16 @@
 #include "launcher/plan/rank_state.h"
 
+#include <ATen/core/grad_mode.h>
+
 #include <algorithm>
 #include <cctype>
+#include <map>
 #include <memory>
 #include <set>
 
 #include "cluster/two_levels.h"
 #include "launcher/measure/synthetic_training.h"
+#include "models/meta_operations.h"
 #include "models/model.h"
 #include "runtime/gradients/grad_norm.h"
 #include "runtime/gradients/step_sums.h"
@@ -115,6 +119,73 @@ struct StatefulParts {
   const std::unique_ptr<Optimizer> optimizer;
 };
 
+// Records the units that a forward pass uses.
+class UnitRecord final : public ParameterSlices {
+ public:
+  explicit UnitRecord(ParameterSlices& slices) : slices_(slices) {}
+  void begin_use(const std::vector<int>& units) override {
+    slices_.begin_use(units);
+    used.push_back(units);
+  }
+  void end_use(const std::vector<int>& units) override { slices_.end_use(units); }
+  void use_in_backward(const std::vector<int>& units) override { slices_.use_in_backward(units); }
+
+  std::vector<std::vector<int>> used;
+
+ private:
+  ParameterSlices& slices_;
+};
+
+// The units in the order in which a forward pass uses them. Collective as the pass.
+std::vector<std::vector<int>> units_used(const configs::Config& config, std::int64_t vocabulary,
+                                         Model& model) {
+  ParameterSlices* const slices = model.parameters().slices();
+  if (slices == nullptr) return {};
+  UnitRecord record(*slices);
+  model.parameters().set_slices(&record);
+  const MetaOperations operations;
+  const at::NoGradGuard no_gradients;
+  configs::Config one = config;
+  one.mutable_train()->set_global_batch(1);
+  model.loss_sums(make_task(one)->synthetic_batch(vocabulary, at::kMeta), std::nullopt);
+  model.parameters().set_slices(slices);
+  return record.used;
+}
+
+// The communication of a forward and a backward pass with ZeRO stages 2 and 3. Returns the most
+// memory that gathered values have in it, and the gradients of a unit and of the bucket that is
+// being sent.
+std::int64_t pass_over(const configs::Config& config, std::int64_t vocabulary, StatefulParts& parts,
+                       bool last) {
+  if (!parts.buckets.passes_are_collective()) return 0;
+  const auto bytes_of = [&](auto GradBucket::*tensor) {
+    std::int64_t bytes = 0;
+    for (const GradBucket& bucket : parts.buckets.buckets()) {
+      bytes += static_cast<std::int64_t>((bucket.*tensor).storage().nbytes());
+    }
+    return bytes;
+  };
+  std::vector<std::vector<int>> used = units_used(config, vocabulary, *parts.model);
+  std::int64_t gathered = 0;
+  parts.buckets.begin_pass(last);
+  std::ranges::reverse(used);
+  for (const std::vector<int>& units : used) {
+    parts.model->parameters().slices()->use_in_backward(units);
+    gathered = std::max(gathered, bytes_of(&GradBucket::values));
+  }
+  parts.buckets.end_pass();
+  std::map<int, std::int64_t> of_units;
+  for (const Parameter& parameter : parts.model->parameters().list()) {
+    of_units[parameter.unit] += static_cast<std::int64_t>(parameter.value.nbytes());
+  }
+  std::int64_t of_unit = 0, of_bucket = 0;
+  for (const auto& [unit, bytes] : of_units) of_unit = std::max(of_unit, bytes);
+  for (const GradBucket& bucket : parts.buckets.buckets()) {
+    of_bucket = std::max(of_bucket, static_cast<std::int64_t>(bucket.gradients.nbytes()));
+  }
+  return gathered + of_unit + of_bucket;
+}
+
 CheckpointHeader typical_header(const configs::Config& config, std::int64_t vocabulary) {
   const std::string hash(32, '0');
   CheckpointHeader header;
@@ -145,9 +216,10 @@ RankState rank_state(const configs::Config& config, std::int64_t vocabulary, int
   CountingGroup group(num_ranks, config.mesh().ranks_per_node(), at::kMeta, is_gpu,
                       state.exchanges);
   StatefulParts parts(config, vocabulary, group);
-  for (const GradBuckets::Bucket& bucket : parts.buckets.buckets()) {
-    state.values_bytes += static_cast<std::int64_t>(bucket.values.nbytes());
-    state.gradients_bytes += static_cast<std::int64_t>(bucket.gradients.nbytes());
+  std::vector<at::Tensor> values, gradients;
+  for (const GradBucket& bucket : parts.buckets.buckets()) {
+    values.insert(values.end(), {bucket.values, bucket.own_values});
+    gradients.insert(gradients.end(), {bucket.gradients, bucket.own_gradients});
     if (num_ranks == 1 || is_gpu) continue;
     auto received = static_cast<std::int64_t>(bucket.gradients.nbytes());
     // The sums of a node, and those of nodes.
@@ -156,8 +228,10 @@ RankState rank_state(const configs::Config& config, std::int64_t vocabulary, int
     state.exchange_bytes = std::max(state.exchange_bytes, received);
   }
   for (const Statistic& statistic : parts.model->parameters().statistics()) {
-    state.values_bytes += static_cast<std::int64_t>(statistic.value.nbytes());
+    values.push_back(statistic.value);
   }
+  state.values_bytes = memory_bytes(values);
+  state.gradients_bytes = memory_bytes(gradients);
   std::vector<at::Tensor> optimizer;
   for (const TensorPart& part : parts.optimizer->state()) optimizer.push_back(part.data);
   state.optimizer_bytes = memory_bytes(optimizer);
@@ -167,6 +241,9 @@ RankState rank_state(const configs::Config& config, std::int64_t vocabulary, int
   const Interval mine = partition(num_shards, 0, num_ranks);
   for (std::int64_t shard = 1; shard < mine.size(); ++shard) {
     parts.buckets.next_shard(/*one_pass=*/false);
+  }
+  for (std::int64_t left = TrainingStep::num_passes(config.train(), num_ranks); left > 0; --left) {
+    state.passing_bytes = pass_over(config, vocabulary, parts, /*last=*/left == 1);
   }
   const StepSums sums(*parts.model, num_shards);
   parts.buckets.finish_reducing(sums.tensors());
@@ -188,7 +265,8 @@ SavedState saved_state(const configs::Config& config, std::int64_t vocabulary, i
   std::vector<Exchange> unused;
   CountingGroup group(num_ranks, /*node_ranks=*/1, at::kMeta, /*gathers_in_rings=*/false, unused);
   const StatefulParts parts(whole, vocabulary, group);
-  const std::vector<TensorPart> state = training_parts(*parts.model, *parts.optimizer, num_ranks);
+  const std::vector<TensorPart> state =
+      training_parts(*parts.model, parts.buckets, *parts.optimizer, num_ranks);
   SavedState saved{.size = checkpoint_size(typical_header(config, vocabulary), state, num_ranks)};
   std::vector<std::int64_t> copies(static_cast<std::size_t>(num_ranks), 0);
   for (const TensorPart& part : state) {

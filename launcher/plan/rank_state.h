@@ -33,6 +33,8 @@ struct Exchange {
 struct RankState {
   std::int64_t values_bytes = 0;  // parameters in their buckets, and statistics
   std::int64_t gradients_bytes = 0;
+  // What ZeRO stages 2 and 3 add during a pass: gathered values and gradients of some buckets.
+  std::int64_t passing_bytes = 0;
   std::int64_t optimizer_bytes = 0;
   // The buffer of a CPU run's group that receives the other ranks' slices of the longest bucket.
   std::int64_t exchange_bytes = 0;

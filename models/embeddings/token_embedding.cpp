@@ -10,6 +10,7 @@
 
 #include "cluster/base/error.h"
 #include "configs/schema/config.pb.h"
+#include "models/parallel/parameter_use.h"
 
 namespace birkhoff {
 
@@ -31,6 +32,7 @@ at::Tensor sinusoid_table(std::int64_t positions, std::int64_t channels) {
 TokenEmbedding::TokenEmbedding(const configs::Config& config, StackRole role,
                                std::int64_t vocabulary, Parameters& parameters)
     : parameters_(parameters),
+      unit_(parameters.begin_unit()),
       role_(role),
       num_ids_(vocabulary),
       vocabulary_(
@@ -104,8 +106,10 @@ at::Tensor TokenEmbedding::operator()(const Batch& batch, const TokenSlices& tok
     fail(ExitCode::kData, "a sequence of {} tokens is longer than data.sequence_length = {}",
          tokens_BT.size(1), sequence_length_);
   }
-  const at::Tensor x_BTC = embed(
-      tokens_BT, batch.has(field::kPositions) ? batch.at(field::kPositions) : at::Tensor(), tokens);
+  const ParameterUse use(parameters_, {unit_});
+  const at::Tensor x_BTC = use.output(
+      embed(tokens_BT, batch.has(field::kPositions) ? batch.at(field::kPositions) : at::Tensor(),
+            tokens));
   if (!noise) return x_BTC;
   const NoiseKey key =
       role_ == StackRole::kSourceEncoder

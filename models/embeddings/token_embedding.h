@@ -41,6 +41,8 @@ class TokenEmbedding {
   at::Tensor embed(const at::Tensor& tokens_BT, const at::Tensor& positions_BT,
                    const TokenSlices& tokens) const;
 
+  // The unit of its parameters (Parameters::begin_unit).
+  int unit() const { return unit_; }
   // This rank's rows of the table [V, E], where E is embedding_width() of the model.
   const at::Tensor& weight_VE() const { return weight_VE_; }
   // Forward FLOPs of one token.
@@ -51,6 +53,7 @@ class TokenEmbedding {
   at::Tensor rows_of_part(const at::Tensor& tokens_BT) const;
 
   const Parameters& parameters_;
+  int unit_;
   StackRole role_;
   std::int64_t num_ids_;
   Interval vocabulary_;  // this rank's ids

@@ -15,7 +15,7 @@
 
 #include "cluster/base/random/philox.h"
 #include "cluster/base/tensors/parameters.h"
-#include "models/tensor_parallel/token_slices.h"
+#include "models/parallel/token_slices.h"
 
 namespace birkhoff::configs {
 class Model;

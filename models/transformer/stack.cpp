@@ -7,6 +7,7 @@
 
 #include "cluster/base/error.h"
 #include "configs/schema/config.pb.h"
+#include "models/parallel/parameter_use.h"
 #include "models/transformer/forward_record.h"
 #include "models/transformer/recompute.h"
 
@@ -75,11 +76,13 @@ Stack::Stack(const configs::Config& config, StackRole role, Parameters& paramete
   for (std::int64_t i = 0; i < model.layers(); ++i) {
     layers_.emplace_back(model, role, i, config.data().sequence_length(), parameters);
   }
+  last_unit_ = parameters.begin_unit();
   final_norm_.emplace(model, stack_prefix(role) + "final_norm", parameters);
 }
 
 at::Tensor Stack::normed(const ResidualStream& stream) const {
-  return (*final_norm_)(stream).normed_BTC;
+  const ParameterUse use(parameters_, {last_unit_});
+  return use.output((*final_norm_)(stream).normed_BTC);
 }
 
 void Stack::check_memory(const Memory& memory, std::int64_t batch) const {

@@ -49,6 +49,8 @@ class Stack {
 
   // Of one sequence of `num_tokens`; a memory has as many.
   double forward_flops(std::int64_t num_tokens) const;
+  // The unit of the final norm's parameters, and of those added before the next unit begins.
+  int last_unit() const { return last_unit_; }
   std::vector<Figure> figures() const;
   std::vector<std::string> warnings() const;
 
@@ -66,6 +68,7 @@ class Stack {
   StackRole role_;
   bool recompute_;
   std::vector<TransformerLayer> layers_;
+  int last_unit_ = 0;
   std::optional<LayerNorm> final_norm_;
 };
 

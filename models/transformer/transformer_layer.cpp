@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "configs/schema/config.pb.h"
+#include "models/parallel/parameter_use.h"
 
 namespace birkhoff {
 namespace {
@@ -53,7 +54,9 @@ std::string stack_prefix(StackRole role) {
 TransformerLayer::TransformerLayer(const configs::Model& config, StackRole role,
                                    std::int64_t number, std::int64_t sequence_length,
                                    Parameters& parameters)
-    : dropout_(config.dropout().residual()),
+    : parameters_(parameters),
+      unit_(parameters.begin_unit()),
+      dropout_(config.dropout().residual()),
       attention_(make_attention(config, role, number, sequence_length, parameters)),
       cross_attention_(make_cross_attention(config, role, number, sequence_length, parameters)),
       feed_forward_norm_(config, layer_name(role, number) + ".feed_forward_norm", parameters),
@@ -75,11 +78,13 @@ ResidualStream TransformerLayer::forward(const ResidualStream& stream,
                           dropout(sublayer.attention.forward(normed_BTC, context, noise, sums),
                                   noise_of(sublayer.noise_number, RandomStream::kAttention))};
   };
+  const ParameterUse use(parameters_, {unit_});
   ResidualStream attended = attend(attention_, stream);
   if (cross_attention_) attended = attend(*cross_attention_, attended);
   const auto [x_BTC, normed_BTC] = feed_forward_norm_(attended);
   const std::optional<NoiseKey> key = noise_of(attention_.noise_number, RandomStream::kFeedForward);
-  return {x_BTC, dropout(feed_forward_(normed_BTC, context.tokens, key), key)};
+  // All gradients of the layer pass through the branch: the norms need them.
+  return {x_BTC, use.output(dropout(feed_forward_(normed_BTC, context.tokens, key), key))};
 }
 
 TransformerLayer::State TransformerLayer::decode_state(std::int64_t batch,

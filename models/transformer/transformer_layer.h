@@ -59,6 +59,8 @@ class TransformerLayer {
   std::vector<const MultiHeadAttention*> attentions() const;
 
  private:
+  const Parameters& parameters_;
+  int unit_;  // Parameters::begin_unit()
   float dropout_;
   // In the order in which the forward pass uses them: gradient buckets fill from the end.
   AttentionSublayer attention_;

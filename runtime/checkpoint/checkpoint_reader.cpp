@@ -75,33 +75,53 @@ void check_fit(const CheckpointFolder& checkpoint, const ManifestTensor& saved,
   }
 }
 
-// Copies what `saved` and the wanted parts share and adds its length to `copied`. Reads the file
-// only if they share something.
-void load_tensor(const SafetensorsReader& reader, const ManifestTensor& saved,
-                 const std::string& path, std::vector<TensorPart>& parts,
-                 const std::vector<std::size_t>& wanted, std::vector<std::int64_t>& copied) {
-  std::vector<std::pair<std::size_t, CommonRun>> runs;  // position in `parts`, what to copy
+// Copies what `saved` and the wanted parts share and adds its length to `copied`. Reads only the
+// blocks of the file that hold some of it.
+void load_tensor(const SafetensorsReader& reader, const CheckpointManifest& manifest,
+                 const ManifestTensor& saved, const std::string& path,
+                 std::vector<TensorPart>& parts, const std::vector<std::size_t>& wanted,
+                 std::vector<std::int64_t>& copied) {
+  struct Copy {
+    std::size_t part;  // position in `parts`
+    CommonRun run;     // of the block's elements
+  };
   const TensorRegion region = region_of(saved);
+  const std::int64_t element_bytes = safetensors_element_bytes(saved.dtype()),
+                     num_bytes = region.num_elements() * element_bytes,
+                     block_bytes = crc_block_bytes(manifest, num_bytes),
+                     block_elements = std::max<std::int64_t>(block_bytes / element_bytes, 1);
+  std::map<std::int64_t, std::vector<Copy>> copies;  // by block
   for (const std::size_t i : wanted) {
-    for_each_common_run(region, parts[i].region,
-                        [&](const CommonRun& run) { runs.emplace_back(i, run); });
+    for_each_common_run(region, parts[i].region, [&](CommonRun run) {
+      copied[i] += run.length;
+      while (run.length > 0) {
+        const std::int64_t block = run.begin_a / block_elements,
+                           in_block = run.begin_a - block * block_elements,
+                           length = std::min(run.length, block_elements - in_block);
+        copies[block].push_back({i, {in_block, run.begin_b, length}});
+        run = {run.begin_a + length, run.begin_b + length, run.length - length};
+      }
+    });
   }
-  if (runs.empty()) {
-    return;
-  }
+  if (copies.empty()) return;
   const SafetensorsEntry& entry = find_entry(reader, saved, path);
-  const auto num_bytes = static_cast<std::size_t>(entry.num_bytes());
-  const auto bytes = std::make_unique_for_overwrite<std::byte[]>(num_bytes);
-  reader.read(bytes.get(), num_bytes, entry.begin);
-  check_crc(crc32c(bytes.get(), num_bytes), saved, path);
-  const at::Tensor source =
-      at::from_blob(bytes.get(), {region.num_elements()},
-                    at::TensorOptions(parts[runs.front().first].data.scalar_type()));
-  for (const auto& [i, run] : runs) {
-    parts[i]
-        .data.narrow(0, run.begin_b, run.length)
-        .copy_(source.narrow(0, run.begin_a, run.length));
-    copied[i] += run.length;
+  const auto bytes = std::make_unique_for_overwrite<std::byte[]>(
+      static_cast<std::size_t>(std::min(block_bytes, num_bytes)));
+  for (const auto& [block, of_block] : copies) {
+    const std::int64_t begin = block * block_bytes;
+    const auto size = static_cast<std::size_t>(std::min(block_bytes, num_bytes - begin));
+    reader.read(bytes.get(), size, entry.begin + begin);
+    check_crc(crc32c(bytes.get(), size),
+              manifest.version() < 2 ? saved.crc32c() : saved.block_crc32c(static_cast<int>(block)),
+              saved, path);
+    const at::Tensor source =
+        at::from_blob(bytes.get(), {static_cast<std::int64_t>(size) / element_bytes},
+                      at::TensorOptions(parts[of_block.front().part].data.scalar_type()));
+    for (const auto& [i, run] : of_block) {
+      parts[i]
+          .data.narrow(0, run.begin_b, run.length)
+          .copy_(source.narrow(0, run.begin_a, run.length));
+    }
   }
 }
 
@@ -141,7 +161,7 @@ void load(const CheckpointFolder& checkpoint, std::vector<TensorPart>& parts, bo
         if (!reader) {
           reader.emplace(path);
         }
-        load_tensor(*reader, *tensor, path, parts, found->second, copied);
+        load_tensor(*reader, checkpoint.manifest, *tensor, path, parts, found->second, copied);
       }
     }
   }

@@ -16,6 +16,7 @@
 #include "runtime/checkpoint/commit.h"
 #include "runtime/checkpoint/layout.h"
 #include "runtime/checkpoint/manifest.h"
+#include "runtime/checkpoint/whole_tensors.h"
 
 namespace birkhoff {
 namespace {
@@ -107,7 +108,8 @@ class CheckpointWriter::Impl {
  private:
   enum class Phase { kIdle, kWriting, kCommitting };  // the same on all ranks
 
-  // Copies this rank's parts into one host buffer, which grows only when the state does.
+  // Copies what this rank writes into one host buffer, which grows only when the state does.
+  // Collective.
   void stage(const std::vector<TensorPart>& parts) {
     model_tensors_.clear();
     state_tensors_.clear();
@@ -119,25 +121,33 @@ class CheckpointWriter::Impl {
       require(part.data.numel() == part.region.flat_end - part.region.flat_begin &&
                   part.data.is_contiguous(),
               "a part's data must be contiguous and as long as its range");
-      if (part.owner == world_.rank() && is_written(part)) {
-        owned.push_back(&part);
-        total_bytes += staged_bytes(part);
-      }
+      if (part.owner == world_.rank() && is_written(part) && !is_cut(part)) owned.push_back(&part);
     }
+    const WholeTensors cut(world_, parts);
+    const std::vector<TensorPart> collected = cut.mine();
+    for (const TensorPart& part : collected) owned.push_back(&part);
+    for (const TensorPart* part : owned) total_bytes += staged_bytes(*part);
     put_in_file_order(owned);
     if (!staging_.defined() || staging_.numel() < total_bytes) {
       staging_ = at::empty({total_bytes}, at::kByte);
     }
+    std::vector<std::byte*> slots(collected.size());
     std::int64_t offset = 0;
     for (const TensorPart* part : owned) {
       const auto num_bytes = static_cast<std::int64_t>(part->data.nbytes());
       const at::Tensor slot = staging_.narrow(0, offset, num_bytes);
-      slot.view(part->data.scalar_type()).copy_(part->data);
+      if (part->data.is_meta()) {
+        slots[static_cast<std::size_t>(part - collected.data())] =
+            static_cast<std::byte*>(slot.mutable_data_ptr());
+      } else {
+        slot.view(part->data.scalar_type()).copy_(part->data);
+      }
       auto& list = belongs_to_model(*part) ? model_tensors_ : state_tensors_;
       list.push_back(
           {manifest_entry(*part), static_cast<const std::byte*>(slot.data_ptr()), num_bytes});
       offset += staged_bytes(*part);
     }
+    cut.collect([&](std::size_t i) { return slots[i]; });
   }
 
   // Rank 0 announces the step and makes its folder; all ranks learn whether that worked.
@@ -147,6 +157,7 @@ class CheckpointWriter::Impl {
       manifest_ = header;
       manifest_.set_format(kCheckpointFormat);
       manifest_.set_version(kCheckpointVersion);
+      manifest_.set_block_bytes(kCrcBlockBytes);
       manifest_.set_ranks(world_.size());
       manifest_.clear_file();
       manifest_.clear_tensor();

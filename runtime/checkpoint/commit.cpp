@@ -20,7 +20,6 @@ namespace {
 namespace fs = std::filesystem;
 using configs::CheckpointManifest;
 
-constexpr std::int64_t kPieceBytes = 8 << 20;
 constexpr std::string_view kOldPrefix = ".tmp-old-";  // begins with kAsidePrefix
 
 // N of prefix + N, where N is all digits.
@@ -153,13 +152,14 @@ CheckpointManifest::File write_tensor_file(const fs::path& folder, const std::st
   SafetensorsWriter writer(path, entries, kPartMetadata);
   for (StagedTensor& tensor : tensors) {
     std::uint32_t crc = 0;
-    for (std::int64_t at = 0; at < tensor.num_bytes; at += kPieceBytes) {
+    for (std::int64_t at = 0; at < tensor.num_bytes; at += kCrcBlockBytes) {
       if (abandon) {
         fail(ExitCode::kStorage, "'{}': the save was abandoned", path);
       }
-      const auto length = static_cast<std::size_t>(std::min(kPieceBytes, tensor.num_bytes - at));
+      const auto length = static_cast<std::size_t>(std::min(kCrcBlockBytes, tensor.num_bytes - at));
       writer.write(tensor.data + at, length);
       crc = crc32c(tensor.data + at, length, crc);
+      tensor.entry.add_block_crc32c(crc32c(tensor.data + at, length));
     }
     tensor.entry.set_file(name);
     tensor.entry.set_crc32c(crc);

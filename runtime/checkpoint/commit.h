@@ -39,7 +39,7 @@ std::filesystem::path rename_to_free(const std::filesystem::path& path, const st
 std::map<std::int64_t, std::filesystem::path> list_checkpoints(
     const std::filesystem::path& checkpoints);
 
-// A part to be written: its manifest entry, complete except for file and crc32c, and its bytes.
+// A part to be written: its manifest entry, complete except for file and CRCs, and its bytes.
 struct StagedTensor {
   configs::CheckpointManifest::Tensor entry;
   const std::byte* data = nullptr;
@@ -47,7 +47,7 @@ struct StagedTensor {
 };
 
 // Writes one safetensors file of `tensors` in order, syncs it, reads it back and compares. Fills in
-// file and crc32c of the entries. Checks `abandon` between pieces: once true, Error(kStorage).
+// file and CRCs of the entries. Checks `abandon` between pieces: once true, Error(kStorage).
 // Errors name the file and the call.
 configs::CheckpointManifest::File write_tensor_file(const std::filesystem::path& folder,
                                                     const std::string& name,

@@ -100,6 +100,7 @@ CheckpointSize checkpoint_size(const CheckpointHeader& header, const std::vector
   CheckpointManifest manifest = header;
   manifest.set_format(kCheckpointFormat);
   manifest.set_version(kCheckpointVersion);
+  manifest.set_block_bytes(kCrcBlockBytes);
   manifest.set_ranks(num_ranks);
   std::map<int, std::vector<const TensorPart*>> model_files, state_files;  // by owner
   for (const TensorPart& part : parts) {
@@ -121,6 +122,10 @@ CheckpointSize checkpoint_size(const CheckpointHeader& header, const std::vector
       CheckpointManifest::Tensor& tensor = *manifest.add_tensor() = manifest_entry(*part);
       tensor.set_file(name);
       tensor.set_crc32c(UINT32_MAX);
+      for (std::int64_t at = 0; at < static_cast<std::int64_t>(part->data.nbytes());
+           at += kCrcBlockBytes) {
+        tensor.add_block_crc32c(UINT32_MAX);
+      }
       entries.push_back(safetensors_entry(tensor));
     }
     const auto header_bytes =

@@ -34,7 +34,9 @@ void put_in_file_order(std::vector<const TensorPart*>& parts);
 std::string model_file_name(std::int64_t number, std::int64_t count);
 std::string state_file_name(std::int64_t number, std::int64_t count);
 
-// The part's entry in the manifest, complete except for file and crc32c.
+// A whole number of elements of any dtype.
+inline constexpr std::int64_t kCrcBlockBytes = 1 << 20;
+// The part's entry in the manifest, complete except for file and CRCs.
 configs::CheckpointManifest::Tensor manifest_entry(const TensorPart& part);
 // The entry of a tensor of the manifest in the file that holds it, without offsets.
 SafetensorsEntry safetensors_entry(const configs::CheckpointManifest::Tensor& tensor);

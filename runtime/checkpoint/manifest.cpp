@@ -33,6 +33,12 @@ void check_range(std::int64_t value, std::int64_t least, const char* field) {
 void check_header(const CheckpointManifest& manifest) {
   check_range(manifest.ranks(), 1, "ranks");
   check_range(manifest.step(), 0, "step");
+  constexpr std::int64_t kMostBlockBytes = std::int64_t{1} << 30;  // a reader allocates a block
+  reject_if(manifest.version() > 1 &&
+                (manifest.block_bytes() < 8 || manifest.block_bytes() > kMostBlockBytes ||
+                 manifest.block_bytes() % 8 != 0),
+            "block_bytes is {}, not a multiple of 8 up to {}", manifest.block_bytes(),
+            kMostBlockBytes);
   check_range(manifest.consumed(), 0, "consumed");
   check_range(manifest.tokens(), 0, "tokens");
   check_range(manifest.skipped(), 0, "skipped");
@@ -115,6 +121,15 @@ void check_tensors(const CheckpointManifest& manifest, const std::set<std::strin
       throw std::invalid_argument(fmt::format("tensor '{}': {}", name, error.what()));
     }
   }
+  if (manifest.version() < 2) return;
+  for (const auto& tensor : manifest.tensor()) {
+    const std::int64_t in_block =
+        manifest.block_bytes() / safetensors_element_bytes(tensor.dtype());
+    const std::int64_t elements = region_of(tensor).num_elements();
+    reject_if(tensor.block_crc32c_size() != elements / in_block + (elements % in_block > 0),
+              "tensor '{}': {} elements have {} CRCs of blocks of {} bytes", tensor.name(),
+              elements, tensor.block_crc32c_size(), manifest.block_bytes());
+  }
 }
 
 }  // namespace
@@ -141,11 +156,12 @@ CheckpointManifest parse_checkpoint_manifest(const std::string& text, const std:
     parse_checksummed_json(text, Checksum::kRequired, manifest);
     reject_if(manifest.format() != kCheckpointFormat, "format '{}' is not '{}'", manifest.format(),
               kCheckpointFormat);
-    if (manifest.version() != kCheckpointVersion) {
-      throw CheckpointVersionError(
-          fmt::format("{}: format version {}, this program reads version {}: use the program that "
-                      "wrote it ({})",
-                      path, manifest.version(), kCheckpointVersion, printable(manifest.program())));
+    if (manifest.version() < kOldestCheckpointVersion || manifest.version() > kCheckpointVersion) {
+      throw CheckpointVersionError(fmt::format(
+          "{}: format version {}, this program reads versions {} to {}: use the program "
+          "that wrote it ({})",
+          path, manifest.version(), kOldestCheckpointVersion, kCheckpointVersion,
+          printable(manifest.program())));
     }
     if (const std::string defect = manifest_defect(manifest); !defect.empty()) {
       throw std::invalid_argument(defect);
@@ -165,6 +181,16 @@ TensorRegion region_of(const CheckpointManifest::Tensor& tensor) {
   region.flat_begin = tensor.flat_begin();
   region.flat_end = tensor.flat_end();
   return region;
+}
+
+StateKind kind_of(const std::string& name) {
+  const auto found = std::ranges::find(kKinds, name);
+  require(found != std::end(kKinds), "a kind of kind_name()");
+  return static_cast<StateKind>(found - std::begin(kKinds));
+}
+
+std::int64_t crc_block_bytes(const CheckpointManifest& manifest, std::int64_t tensor_bytes) {
+  return manifest.version() < 2 ? std::max<std::int64_t>(tensor_bytes, 1) : manifest.block_bytes();
 }
 
 std::string kind_name(StateKind kind) {

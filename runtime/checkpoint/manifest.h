@@ -12,7 +12,7 @@ namespace birkhoff {
 
 inline constexpr char kCheckpointManifestName[] = "manifest.json";
 inline constexpr char kCheckpointFormat[] = "birkhoff checkpoint";
-inline constexpr int kCheckpointVersion = 1;
+inline constexpr int kCheckpointVersion = 2, kOldestCheckpointVersion = 1;
 inline constexpr std::int64_t kMaxManifestBytes = std::int64_t{256} << 20;
 
 // An intact checkpoint in another version of the format: unusable, but not damaged.
@@ -37,5 +37,11 @@ TensorRegion region_of(const configs::CheckpointManifest::Tensor& tensor);
 
 // "parameter", "optimizer", "statistic"
 std::string kind_name(StateKind kind);
+StateKind kind_of(const std::string& name);  // the reverse
+
+// The bytes of a tensor that a CRC32C covers: manifest.block_bytes, or in version 1 all
+// `tensor_bytes` of it.
+std::int64_t crc_block_bytes(const configs::CheckpointManifest& manifest,
+                             std::int64_t tensor_bytes);
 
 }  // namespace birkhoff

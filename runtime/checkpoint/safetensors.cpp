@@ -114,6 +114,12 @@ std::string safetensors_dtype(c10::ScalarType type) {
   fail(ExitCode::kInternal, "internal error: no safetensors dtype for {}", c10::toString(type));
 }
 
+c10::ScalarType safetensors_scalar_type(const std::string& dtype) {
+  const auto* found = std::ranges::find(kDtypes, dtype, &Dtype::name);
+  require(found != std::end(kDtypes), "a dtype of safetensors_dtype()");
+  return found->type;
+}
+
 std::string safetensors_header(std::vector<SafetensorsEntry>& entries,
                                const SafetensorsMetadata& metadata) {
   nlohmann::ordered_json header = nlohmann::ordered_json::object();

@@ -20,6 +20,9 @@ namespace birkhoff {
 // "F64", "F32", "BF16", "I64" or "U8"; other types: Error(kInternal).
 std::string safetensors_dtype(c10::ScalarType type);
 
+// The reverse.
+c10::ScalarType safetensors_scalar_type(const std::string& dtype);
+
 // Bytes of an element; 0 for any other dtype.
 std::int64_t safetensors_element_bytes(const std::string& dtype);
 

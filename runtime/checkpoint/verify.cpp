@@ -44,12 +44,13 @@ void check_size(const std::string& path, const CheckpointManifest::File& file) {
   }
 }
 
-void check_crc(std::uint32_t crc, const ManifestTensor& tensor, const std::string& path) {
-  if (crc != tensor.crc32c()) {
+void check_crc(std::uint32_t crc, std::uint32_t expected, const ManifestTensor& tensor,
+               const std::string& path) {
+  if (crc != expected) {
     fail(ExitCode::kCheckpoint,
          "{}: tensor '{}' is damaged: CRC32C {:08x}, the manifest says {:08x}; use another "
          "checkpoint",
-         path, tensor.key(), crc, tensor.crc32c());
+         path, tensor.key(), crc, expected);
   }
 }
 
@@ -111,7 +112,7 @@ std::string verify_tensor_file(const std::string& path, const CheckpointManifest
       fail(ExitCode::kCheckpoint, "{}: tensor '{}' is not in the manifest; use another checkpoint",
            path, entry.name);
     }
-    check_crc(crc, *listed.at(&entry), path);
+    check_crc(crc, listed.at(&entry)->crc32c(), *listed.at(&entry), path);
   }
   if (hasher.hex_digest() != file.hash()) {
     fail_hash(path);

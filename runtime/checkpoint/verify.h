@@ -25,8 +25,8 @@ const SafetensorsEntry& find_entry(const SafetensorsReader& reader,
                                    const std::string& path);
 
 void check_size(const std::string& path, const configs::CheckpointManifest::File& file);
-void check_crc(std::uint32_t crc, const configs::CheckpointManifest::Tensor& tensor,
-               const std::string& path);
+void check_crc(std::uint32_t crc, std::uint32_t expected,
+               const configs::CheckpointManifest::Tensor& tensor, const std::string& path);
 
 // The finding of a verification: the first damaged file, or else the first that holds a non-finite
 // value.

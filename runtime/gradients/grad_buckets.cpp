@@ -1,18 +1,30 @@
 #include "runtime/gradients/grad_buckets.h"
 
+#include <ATen/ops/empty_like.h>
 #include <ATen/ops/zeros.h>
 #include <fmt/format.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/variable.h>
 
+#include <algorithm>
+#include <utility>
+
 #include "cluster/base/error.h"
+#include "cluster/base/tensors/tensor_memory.h"
 
 namespace birkhoff {
 namespace {
 
 std::int64_t round_up(std::int64_t value, std::int64_t multiple) {
   return (value + multiple - 1) / multiple * multiple;
+}
+
+// Gives a tensor without memory zeros.
+void take_zeros(const at::Tensor& tensor) {
+  if (has_memory(tensor)) return;
+  take_memory(tensor);
+  tensor.zero_();
 }
 
 }  // namespace
@@ -32,9 +44,27 @@ class GradBuckets::ReadyHook : public torch::autograd::FunctionPostHook {
   const std::size_t bucket_;
 };
 
+// Runs before that, with ZeRO stages 2 and 3: the first gradient of a bucket brings its memory.
+class GradBuckets::MemoryHook : public torch::autograd::FunctionPreHook {
+ public:
+  MemoryHook(GradBuckets& buckets, std::size_t bucket) : buckets_(buckets), bucket_(bucket) {}
+  torch::autograd::variable_list operator()(
+      const torch::autograd::variable_list& gradients) override {
+    take_zeros(buckets_.buckets_[bucket_].gradients);
+    return gradients;
+  }
+
+ private:
+  GradBuckets& buckets_;
+  const std::size_t bucket_;
+};
+
 GradBuckets::GradBuckets(Parameters& parameters, ProcessGroup& group, std::int64_t bucket_elements,
                          std::int64_t num_shards, int zero_stage)
-    : group_(group), place_(parameters.place()), sliced_(zero_stage > 0 && group.size() > 1) {
+    : group_(group),
+      parameters_(parameters),
+      place_(parameters.place()),
+      stage_(group.size() > 1 ? zero_stage : 0) {
   require(bucket_elements > 0, "the bucket size is positive");
   std::vector<const Parameter*> divided, whole;
   for (auto parameter = parameters.list().rbegin(); parameter != parameters.list().rend();
@@ -45,18 +75,26 @@ GradBuckets::GradBuckets(Parameters& parameters, ProcessGroup& group, std::int64
   add_buckets(whole, bucket_elements, /*divided=*/false);
   missing_.resize(buckets_.size());
   running_.resize(buckets_.size());
+  added_.resize(buckets_.size());
   if (num_shards > 0) {
-    for (Bucket& bucket : buckets_) {
-      shard_reductions_.emplace_back(group_, num_shards, bucket.gradients, sliced_);
+    for (const GradBucket& bucket : buckets_) {
+      shard_reductions_.emplace_back(group_, num_shards, bucket.gradients, bucket.own_gradients);
     }
+  }
+  if (values_are_sliced()) {
+    gathered_.emplace(group_, buckets_, buckets_of_);
+    parameters_.set_slices(this);
   }
 }
 
 GradBuckets::~GradBuckets() {
   // Parameters may outlive us; their accumulators must not call us then.
   for (const auto& accumulator : accumulators_) {
-    static_cast<torch::autograd::Node*>(accumulator.get())->post_hooks().clear();
+    auto* const node = static_cast<torch::autograd::Node*>(accumulator.get());
+    node->post_hooks().clear();
+    node->pre_hooks().clear();
   }
+  if (gathered_) parameters_.set_slices(nullptr);
 }
 
 void GradBuckets::add_buckets(const std::vector<const Parameter*>& parameters,
@@ -76,20 +114,23 @@ void GradBuckets::add_buckets(const std::vector<const Parameter*>& parameters,
 }
 
 void GradBuckets::add_bucket(const std::vector<const Parameter*>& members, bool divided) {
-  Bucket bucket;
+  GradBucket bucket;
   bucket.divided = divided;
   std::int64_t end = 0;
   for (const Parameter* parameter : members) {
     const at::Tensor& value = parameter->value;
     bucket.slots.push_back({parameter->name, parameter->decay, value.sizes().vec(), end,
                             value.numel(), parameter->placement});
-    end = round_up(end + value.numel(), kAlignment);
+    end = round_up(end + value.numel(), GradBucket::kAlignment);
   }
-  const std::int64_t length = round_up(end, kAlignment * group_.size());
+  const std::int64_t length = round_up(end, GradBucket::kAlignment * group_.size());
+  const std::int64_t slice = length / group_.size();
+  bucket.owned =
+      sliced() ? Interval{group_.rank() * slice, (group_.rank() + 1) * slice} : Interval{0, length};
   bucket.values = at::zeros({length}, members.front()->value.options().requires_grad(false));
   bucket.gradients = at::zeros_like(bucket.values);
   for (std::size_t i = 0; i < members.size(); ++i) {
-    const Slot& slot = bucket.slots[i];
+    const GradBucket::Slot& slot = bucket.slots[i];
     // The same tensor as the parameter: setting its data moves the parameter everywhere.
     at::Tensor value = members[i]->value;
     const at::Tensor place = bucket.values.narrow(0, slot.offset, slot.elements).view(slot.shape);
@@ -99,94 +140,152 @@ void GradBuckets::add_bucket(const std::vector<const Parameter*>& members, bool 
     auto accumulator = torch::autograd::impl::grad_accumulator(value);
     require(accumulator != nullptr, "every parameter requires gradients");
     accumulator->add_post_hook(std::make_unique<ReadyHook>(*this, buckets_.size()));
+    if (stage_ > 1) accumulator->add_pre_hook(std::make_unique<MemoryHook>(*this, buckets_.size()));
     accumulators_.push_back(std::move(accumulator));
+    const auto unit = static_cast<std::size_t>(members[i]->unit);
+    if (buckets_of_.size() <= unit) buckets_of_.resize(unit + 1);
+    if (auto& of_unit = buckets_of_[unit]; of_unit.empty() || of_unit.back() != buckets_.size()) {
+      of_unit.push_back(buckets_.size());
+    }
   }
+  keep_own(bucket);
   buckets_.push_back(std::move(bucket));
 }
 
-int GradBuckets::owner(const Bucket& bucket, std::int64_t offset) const {
+void GradBuckets::keep_own(GradBucket& bucket) const {
+  const auto own = [&](const at::Tensor& all) {
+    return all.narrow(0, bucket.owned.begin, bucket.owned.size());
+  };
+  bucket.own_values = values_are_sliced() ? own(bucket.values).clone() : own(bucket.values);
+  bucket.own_gradients = stage_ > 1 ? own(bucket.gradients).clone() : own(bucket.gradients);
+  if (stage_ > 1) free_memory(bucket.gradients);
+}
+
+int GradBuckets::owner(const GradBucket& bucket, std::int64_t offset) const {
   return static_cast<int>(offset / (bucket.elements() / group_.size()));
 }
 
-Interval GradBuckets::owned(const Bucket& bucket) const {
-  if (!sliced_) return {0, bucket.elements()};
-  const std::int64_t slice = bucket.elements() / group_.size();
-  return {group_.rank() * slice, (group_.rank() + 1) * slice};
-}
-
 void GradBuckets::zero_gradients() {
-  for (Bucket& bucket : buckets_) bucket.gradients.zero_();
+  for (const GradBucket& bucket : buckets_) {
+    (stage_ > 1 ? bucket.own_gradients : bucket.gradients).zero_();
+  }
+  if (stage_ > 1) free_gradients();
+  first_pass_ = true;
 }
 
 void GradBuckets::next_shard(bool one_pass) {
-  for (ShardReduction& reduction : shard_reductions_) reduction.next_shard(one_pass);
+  for (std::size_t i = 0; i < shard_reductions_.size(); ++i) {
+    if (stage_ > 1) take_zeros(buckets_[i].gradients);
+    shard_reductions_[i].next_shard(one_pass);
+  }
 }
 
-void GradBuckets::start_reducing() {
+void GradBuckets::begin_pass(bool last, bool discard) {
+  if (gathered_) gathered_->begin_backward();
+  discarding_ = discard;
+  if (!last && !reduces_each_pass()) return;
   for (std::size_t i = 0; i < buckets_.size(); ++i) missing_[i] = buckets_[i].slots.size();
   reducing_ = true;
 }
 
+void GradBuckets::end_pass() {
+  if (gathered_) gathered_->end_backward();
+  if (!reduces_each_pass()) {
+    if (discarding_) free_gradients();
+    return;
+  }
+  while (num_launched_ < buckets_.size()) launch_next();
+  while (num_retired_ < buckets_.size()) retire_next();
+  num_launched_ = num_retired_ = 0;
+  reducing_ = first_pass_ = false;
+}
+
+void GradBuckets::free_gradients() {
+  for (const GradBucket& bucket : buckets_) free_memory(bucket.gradients);
+}
+
+void GradBuckets::use_in_backward(const std::vector<int>& units) {
+  // Ranks may finish the gradients of one part in another order, but all finish them before the
+  // part in front of it begins. So all send gradients and gather values in the same order.
+  launch_ready();
+  gathered_->use_in_backward(units);
+}
+
 void GradBuckets::mark_ready(std::size_t bucket) {
   if (!reducing_) return;
-  require(missing_[bucket] > 0, "a parameter's gradient is complete only once in a step");
+  require(missing_[bucket] > 0, "a parameter's gradient is complete only once in a pass");
   --missing_[bucket];
+  if (!gathered_) launch_ready();
+}
+
+void GradBuckets::launch_ready() {
+  if (!reducing_) return;
   // Buckets fill almost in order; an early one waits, so that the order is the same on all ranks.
   while (num_launched_ < buckets_.size() && missing_[num_launched_] == 0) launch_next();
 }
 
 void GradBuckets::launch_next() {
+  // The one before goes on being reduced.
+  while (stage_ > 1 && num_retired_ + 1 < num_launched_) retire_next();
   const std::size_t i = num_launched_++;
   const std::string name = fmt::format("gradients of bucket {}", i);
+  const GradBucket& bucket = buckets_[i];
+  if (stage_ > 1) take_zeros(bucket.gradients);
+  if (discarding_) bucket.gradients.zero_();
   if (!shard_reductions_.empty()) {
     shard_reductions_[i].start(name);
-  } else if (sliced_) {
-    const at::Tensor& gradients = buckets_[i].gradients;
-    const Interval mine = owned(buckets_[i]);
-    running_[i] = group_.reduce_scatter_async(gradients.narrow(0, mine.begin, mine.size()),
-                                              gradients, ReduceOp::kSum, name);
+  } else if (sliced()) {
+    at::Tensor sums = bucket.own_gradients;
+    if (reduces_each_pass() && !first_pass_) sums = added_[i] = at::empty_like(sums);
+    running_[i] = group_.reduce_scatter_async(sums, bucket.gradients, ReduceOp::kSum, name);
   } else if (group_.size() > 1) {
-    running_[i] = group_.all_reduce_async(buckets_[i].gradients, ReduceOp::kSum, name);
+    running_[i] = group_.all_reduce_async(bucket.gradients, ReduceOp::kSum, name);
   }
 }
 
+void GradBuckets::retire_next() {
+  const std::size_t i = num_retired_++;
+  if (auto work = std::move(running_[i]); work != nullptr) work->wait();
+  if (!shard_reductions_.empty()) {
+    shard_reductions_[i].combine(fmt::format("gradient sums of bucket {}", i));
+    if (stage_ > 1) shard_reductions_[i].finish();
+  }
+  if (added_[i].defined()) buckets_[i].own_gradients.add_(added_[i]);
+  added_[i].reset();
+  if (stage_ > 1) free_memory(buckets_[i].gradients);
+}
+
 void GradBuckets::finish_reducing(const std::vector<at::Tensor>& sums) {
-  reducing_ = false;
-  while (num_launched_ < buckets_.size()) launch_next();
-  num_launched_ = 0;
+  if (!reduces_each_pass()) {
+    while (num_launched_ < buckets_.size()) launch_next();
+  }
   std::vector<std::unique_ptr<Work>> running_sums;
   for (const at::Tensor& tensor : sums) {
     if (group_.size() == 1 || tensor.numel() == 0) continue;
     running_sums.push_back(group_.all_reduce_async(tensor, ReduceOp::kSum, "sums of the step"));
   }
-  for (std::size_t i = 0; i < shard_reductions_.size(); ++i) {
-    shard_reductions_[i].combine(fmt::format("gradient sums of bucket {}", i));
-  }
+  while (num_retired_ < num_launched_) retire_next();
+  num_launched_ = num_retired_ = 0;
+  reducing_ = discarding_ = false;
   for (ShardReduction& reduction : shard_reductions_) reduction.finish();
-  for (auto& work : running_) {
-    if (work != nullptr) work->wait();
-    work = nullptr;
-  }
   for (const auto& work : running_sums) work->wait();
   if (place_.tensor == nullptr) return;
   std::vector<std::unique_ptr<Work>> over_parts;
-  for (const Bucket& bucket : buckets_) {
+  for (const GradBucket& bucket : buckets_) {
     if (bucket.divided) continue;
-    const Interval mine = owned(bucket);
-    over_parts.push_back(
-        place_.tensor->all_reduce_async(bucket.gradients.narrow(0, mine.begin, mine.size()),
-                                        ReduceOp::kSum, "gradients of whole parameters"));
+    over_parts.push_back(place_.tensor->all_reduce_async(bucket.own_gradients, ReduceOp::kSum,
+                                                         "gradients of whole parameters"));
   }
   for (const auto& work : over_parts) work->wait();
 }
 
 void GradBuckets::all_gather_parameters() {
-  if (!sliced_) return;
+  if (!sliced()) return;
+  if (gathered_) return gathered_->forget();
   std::vector<std::unique_ptr<Work>> gathers;
   for (std::size_t i = 0; i < buckets_.size(); ++i) {
-    const at::Tensor& values = buckets_[i].values;
-    const Interval mine = owned(buckets_[i]);
-    gathers.push_back(group_.all_gather_async(values, values.narrow(0, mine.begin, mine.size()),
+    const GradBucket& bucket = buckets_[i];
+    gathers.push_back(group_.all_gather_async(bucket.values, bucket.own_values,
                                               fmt::format("values of bucket {}", i)));
   }
   for (auto& gather : gathers) gather->wait();

@@ -50,8 +50,7 @@ std::vector<at::Tensor> chunk_sums_of_slices(const GradBuckets& buckets) {
   const auto head_length = [](Interval slice) { return std::min(slice.size(), kSumChunk); };
   std::vector<at::Tensor> heads;
   for (const auto& bucket : buckets.buckets()) {
-    const Interval slice = buckets.owned(bucket);
-    heads.push_back(bucket.gradients.narrow(0, slice.begin, head_length(slice)));
+    heads.push_back(bucket.own_gradients.narrow(0, 0, head_length(bucket.owned)));
   }
   const at::Tensor my_heads = at::cat(heads);
   const at::Tensor all_heads = at::empty({group.size() * my_heads.numel()}, my_heads.options());
@@ -60,13 +59,13 @@ std::vector<at::Tensor> chunk_sums_of_slices(const GradBuckets& buckets) {
   std::vector<at::Tensor> sums;
   std::int64_t head = 0;  // offset of the bucket's head among a rank's heads
   for (const auto& bucket : buckets.buckets()) {
-    const Interval slice = buckets.owned(bucket);
+    const Interval slice = bucket.owned;
     const std::int64_t length = bucket.elements();
     const auto end_of = [&](std::int64_t chunk) {
       return std::min((chunk + 1) * kSumChunk, length);
     };
     sums.push_back(
-        at::zeros({num_sum_chunks(length)}, bucket.gradients.options().dtype(at::kDouble)));
+        at::zeros({num_sum_chunks(length)}, bucket.own_gradients.options().dtype(at::kDouble)));
     const auto set = [&](std::int64_t chunk, const at::Tensor& elements) {
       const at::Tensor values = chunk_sums_of_squares({elements});
       sums.back().narrow(0, chunk, values.numel()).copy_(values);
@@ -76,11 +75,13 @@ std::vector<at::Tensor> chunk_sums_of_slices(const GradBuckets& buckets) {
     const std::int64_t last_inside = ends_behind ? last - 1 : last;
     if (first < last_inside) {
       const std::int64_t begin = first * kSumChunk;
-      set(first, bucket.gradients.narrow(0, begin, end_of(last_inside - 1) - begin));
+      set(first,
+          bucket.own_gradients.narrow(0, begin - slice.begin, end_of(last_inside - 1) - begin));
     }
     if (ends_behind) {
       const std::int64_t begin = (last - 1) * kSumChunk, end = end_of(last - 1);
-      std::vector<at::Tensor> parts{bucket.gradients.narrow(0, begin, slice.end - begin)};
+      std::vector<at::Tensor> parts{
+          bucket.own_gradients.narrow(0, begin - slice.begin, slice.end - begin)};
       for (int rank = group.rank() + 1; rank * slice.size() < end; ++rank) {
         parts.push_back(all_heads.narrow(0, rank * my_heads.numel() + head,
                                          std::min(slice.size(), end - rank * slice.size())));

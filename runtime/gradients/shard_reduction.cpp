@@ -10,11 +10,11 @@
 namespace birkhoff {
 
 ShardReduction::ShardReduction(ProcessGroup& group, std::int64_t num_shards, at::Tensor gradients,
-                               bool slice_only)
+                               at::Tensor sums)
     : group_(group),
       num_shards_(num_shards),
       gradients_(std::move(gradients)),
-      slice_only_(slice_only),
+      sums_(std::move(sums)),
       mine_(num_shards),
       slice_(num_shards) {
   hold_first_shard();
@@ -23,14 +23,6 @@ ShardReduction::ShardReduction(ProcessGroup& group, std::int64_t num_shards, at:
   for (int rank = 0; rank < group.size(); ++rank) {
     send_counts_.push_back(num_mine * slice);
     receive_counts_.push_back(static_cast<std::int64_t>(nodes_of_rank(rank).size()) * slice);
-  }
-  const auto buffer = [this](const std::vector<std::int64_t>& counts) {
-    const auto elements = std::accumulate(counts.begin(), counts.end(), std::int64_t{0});
-    return at::empty({elements}, gradients_.options());
-  };
-  if (group.size() > 1) {
-    sent_ = buffer(send_counts_);
-    received_ = buffer(receive_counts_);
   }
 }
 
@@ -57,28 +49,39 @@ void ShardReduction::next_shard(bool one_pass) {
 void ShardReduction::start(const std::string& name) {
   require(in_gradients_.end == shards_of_rank(group_.rank()).end,
           "a rank has computed all of its shards");
-  if (in_gradients_.size() > 0) mine_.add(in_gradients_, gradients_);
+  const auto buffer = [this](const std::vector<std::int64_t>& counts) {
+    const auto elements = std::accumulate(counts.begin(), counts.end(), std::int64_t{0});
+    return at::empty({elements}, gradients_.options());
+  };
+  const bool one_node = mine_.sums().empty() && in_gradients_.size() > 0;
+  if (one_node) {
+    sent_ = gradients_;
+  } else {
+    if (in_gradients_.size() > 0) mine_.add(in_gradients_, gradients_);
+    if (group_.size() == 1) {
+      sums_.copy_(mine_.sums().front());
+    } else {
+      // For each owner: its slice of all partial sums.
+      sent_ = buffer(send_counts_);
+      const std::int64_t slice = gradients_.size(0) / group_.size();
+      std::int64_t offset = 0;
+      for (int owner = 0; owner < group_.size(); ++owner) {
+        for (const at::Tensor& sum : mine_.sums()) {
+          sent_.narrow(0, offset, slice).copy_(sum.narrow(0, owner * slice, slice));
+          offset += slice;
+        }
+      }
+    }
+    mine_.clear();
+  }
   hold_first_shard();
   if (group_.size() == 1) return;
-  // For each owner: its slice of all partial sums.
-  const std::int64_t slice = gradients_.size(0) / group_.size();
-  std::int64_t offset = 0;
-  for (int owner = 0; owner < group_.size(); ++owner) {
-    for (const at::Tensor& sum : mine_.sums()) {
-      sent_.narrow(0, offset, slice).copy_(sum.narrow(0, owner * slice, slice));
-      offset += slice;
-    }
-  }
-  mine_.clear();
+  received_ = buffer(receive_counts_);
   work_ = group_.all_to_all_async(received_, receive_counts_, sent_, send_counts_, name);
 }
 
 void ShardReduction::combine(const std::string& name) {
-  if (group_.size() == 1) {
-    gradients_.copy_(mine_.sums().front());
-    mine_.clear();
-    return;
-  }
+  if (group_.size() == 1) return;
   work_->wait();
   const std::int64_t slice = gradients_.size(0) / group_.size();
   std::int64_t offset = 0;
@@ -88,10 +91,13 @@ void ShardReduction::combine(const std::string& name) {
       offset += slice;
     }
   }
-  const at::Tensor mine = gradients_.narrow(0, group_.rank() * slice, slice);
+  const bool gathers = sums_.size(0) > slice;
+  const at::Tensor mine = gathers ? sums_.narrow(0, group_.rank() * slice, slice) : sums_;
   mine.copy_(slice_.sums().front());
   slice_.clear();
-  work_ = slice_only_ ? nullptr : group_.all_gather_async(gradients_, mine, name);
+  sent_.reset();
+  received_.reset();
+  work_ = gathers ? group_.all_gather_async(sums_, mine, name) : nullptr;
 }
 
 void ShardReduction::finish() {

@@ -20,10 +20,11 @@ namespace birkhoff {
 class ShardReduction {
  public:
   // gradients: 1-D, its length a multiple of the group's size; owned by the caller, as is the
-  // group. `slice_only`: this rank needs only the sums of its own slice, and the slices are not
-  // gathered.
+  // group. `sums`: where the sums go: all of `gradients`, or as long as a slice of them. This rank
+  // then needs only the sums of its own slice, and the slices are not gathered. `gradients` may be
+  // without memory outside start() and next_shard().
   ShardReduction(ProcessGroup& group, std::int64_t num_shards, at::Tensor gradients,
-                 bool slice_only);
+                 at::Tensor sums);
 
   // Call before each of this rank's shards except the first, when `gradients` hold the previous
   // shard. If the next shard takes one pass (`one_pass`) and the tree adds it to the previous one,
@@ -32,11 +33,11 @@ class ShardReduction {
   void next_shard(bool one_pass);
   // Call when `gradients` hold the last shard: sends the partial sums. Collective.
   void start(const std::string& name);
-  // Waits for the other ranks' sums, adds up this rank's slice and, unless slice_only, sends it.
-  // Collective.
+  // Waits for the other ranks' sums, adds up this rank's slice and, unless that is all it needs,
+  // sends it. Collective.
   void combine(const std::string& name);
-  // Waits until `gradients`, or this rank's slice of them, hold the sum over all shards: the same
-  // bits for any number of ranks. The next start() or next_shard() begins a new sum.
+  // Waits until `sums` hold the sum over all shards: the same bits for any number of ranks. The
+  // next start() or next_shard() begins a new sum.
   void finish();
 
  private:
@@ -47,12 +48,11 @@ class ShardReduction {
 
   ProcessGroup& group_;
   const std::int64_t num_shards_;
-  at::Tensor gradients_;
-  const bool slice_only_;
+  at::Tensor gradients_, sums_;
   Interval in_gradients_;  // shards whose sum `gradients` hold: a node of the tree
   ShardSum mine_;          // this rank's earlier shards
   std::vector<std::int64_t> send_counts_, receive_counts_;  // elements to and from each rank
-  at::Tensor sent_, received_;
+  at::Tensor sent_, received_;                              // while they travel
   ShardSum slice_;  // sum of all shards, for the slice that this rank owns
   std::unique_ptr<Work> work_;
 };

@@ -27,14 +27,14 @@ void update(T* __restrict p, const T* __restrict g, T* __restrict m, T* __restri
 
 // One flag per 64 elements of a rank's part of a bucket: does weight decay apply to them? Slots
 // begin at multiples of 64, so no 64 elements belong to two parameters.
-at::Tensor decay_flags(const GradBuckets::Bucket& bucket, Interval owned) {
-  constexpr std::int64_t kGroup = GradBuckets::kAlignment;
+at::Tensor decay_flags(const GradBucket& bucket) {
+  constexpr std::int64_t kGroup = GradBucket::kAlignment;
   const at::Tensor flags = at::zeros({bucket.elements() / kGroup}, at::kByte);
-  for (const GradBuckets::Slot& slot : bucket.slots) {
+  for (const GradBucket::Slot& slot : bucket.slots) {
     if (!slot.decay) continue;
     flags.narrow(0, slot.offset / kGroup, (slot.elements + kGroup - 1) / kGroup).fill_(1);
   }
-  return flags.narrow(0, owned.begin / kGroup, owned.size() / kGroup).contiguous();
+  return flags.narrow(0, bucket.owned.begin / kGroup, bucket.owned.size() / kGroup).contiguous();
 }
 
 }  // namespace
@@ -48,13 +48,9 @@ AdamW::AdamW(const configs::AdamW& config, GradBuckets& buckets)
       num_updates_(
           at::zeros({1}, at::TensorOptions(at::kDouble).device(buckets.group().device()))) {
   for (const auto& bucket : buckets_.buckets()) {
-    const auto moment = [&] {
-      return at::zeros({buckets_.owned(bucket).size()}, bucket.values.options());
-    };
-    moments_.push_back({moment(), moment(), {}});
+    moments_.push_back({at::zeros_like(bucket.own_values), at::zeros_like(bucket.own_values), {}});
     if (bucket.values.is_cuda()) {
-      moments_.back().decayed_G =
-          decay_flags(bucket, buckets_.owned(bucket)).to(bucket.values.device());
+      moments_.back().decayed_G = decay_flags(bucket).to(bucket.values.device());
     }
   }
 }
@@ -70,10 +66,9 @@ void AdamW::step(const StepScalars& scalars) {
 void AdamW::step_on_gpu(const StepScalars& scalars) {
   num_updates_.add_(scalars.on_device().select(0, StepScalars::kApply));
   for (std::size_t b = 0; b < moments_.size(); ++b) {
-    const GradBuckets::Bucket& bucket = buckets_.buckets()[b];
-    const Interval owned = buckets_.owned(bucket);
-    FusedAdamWBucket part{.values_n = bucket.values.narrow(0, owned.begin, owned.size()),
-                          .gradients_n = bucket.gradients.narrow(0, owned.begin, owned.size()),
+    const GradBucket& bucket = buckets_.buckets()[b];
+    FusedAdamWBucket part{.values_n = bucket.own_values,
+                          .gradients_n = bucket.own_gradients,
                           .m_n = moments_[b].m,
                           .v_n = moments_[b].v,
                           .decayed_G = moments_[b].decayed_G};
@@ -86,23 +81,23 @@ void AdamW::step_on_host(const StepScalars& scalars) {
   const double t = num_updates_.mutable_data_ptr<double>()[0] += 1;
   const double rate = scalars.get(StepScalars::kLearningRate);
   for (std::size_t b = 0; b < moments_.size(); ++b) {
-    GradBuckets::Bucket& bucket = buckets_.buckets()[b];
-    const Interval owned = buckets_.owned(bucket);
+    const GradBucket& bucket = buckets_.buckets()[b];
+    const Interval owned = bucket.owned;
     AT_DISPATCH_FLOATING_TYPES(bucket.values.scalar_type(), "adamw", [&] {
       const AdamWFactors<scalar_t> factors = adamw_factors<scalar_t>(
           scalars.get(StepScalars::kGradientScale), beta1_, beta2_, epsilon_, rate, t);
       const scalar_t keep_decayed = static_cast<scalar_t>(1 - rate * weight_decay_);
-      scalar_t* p = bucket.values.mutable_data_ptr<scalar_t>();
-      const scalar_t* g = bucket.gradients.const_data_ptr<scalar_t>();
+      scalar_t* p = bucket.own_values.mutable_data_ptr<scalar_t>();
+      const scalar_t* g = bucket.own_gradients.const_data_ptr<scalar_t>();
       scalar_t* m = moments_[b].m.mutable_data_ptr<scalar_t>();
       scalar_t* v = moments_[b].v.mutable_data_ptr<scalar_t>();
       at::parallel_for(owned.begin, owned.end, kGrain, [&](std::int64_t begin, std::int64_t end) {
-        for (const GradBuckets::Slot& slot : bucket.slots) {
+        for (const GradBucket::Slot& slot : bucket.slots) {
           const std::int64_t first = std::max(begin, slot.offset);
           const std::int64_t last = std::min(end, slot.offset + slot.elements);
           if (first >= last) continue;
-          update<scalar_t>(p + first, g + first, m + (first - owned.begin),
-                           v + (first - owned.begin), last - first,
+          const std::int64_t i = first - owned.begin;
+          update<scalar_t>(p + i, g + i, m + i, v + i, last - first,
                            slot.decay ? keep_decayed : scalar_t{1}, factors);
         }
       });
@@ -113,35 +108,15 @@ void AdamW::step_on_host(const StepScalars& scalars) {
 std::vector<TensorPart> AdamW::state() {
   std::vector<TensorPart> parts;
   for (std::size_t b = 0; b < moments_.size(); ++b) {
-    const GradBuckets::Bucket& bucket = buckets_.buckets()[b];
-    const std::int64_t slice = bucket.elements() / buckets_.group().size();
-    const Interval owned = buckets_.owned(bucket);
-    for (const GradBuckets::Slot& slot : bucket.slots) {
-      const auto add = [&](std::int64_t begin, std::int64_t end, int owner) {
-        for (const auto& [prefix, moment] :
-             {std::pair("adamw.m/", &moments_[b].m), std::pair("adamw.v/", &moments_[b].v)}) {
-          const at::Tensor data =
-              moment->narrow(0, begin < end ? begin - owned.begin : 0, end - begin);
-          for (TensorPart& part :
-               placed_parts(prefix + slot.name, StateKind::kOptimizer, slot.placement,
-                            {begin - slot.offset, end - slot.offset}, data)) {
-            part.owner = owner;
-            part.replicated = !buckets_.sliced();
-            parts.push_back(std::move(part));
-          }
+    const GradBucket& bucket = buckets_.buckets()[b];
+    for (const GradBucket::Slot& slot : bucket.slots) {
+      for (const auto& [prefix, moment] :
+           {std::pair("adamw.m/", &moments_[b].m), std::pair("adamw.v/", &moments_[b].v)}) {
+        for (TensorPart& part : owned_parts(buckets_, bucket, slot, prefix + slot.name,
+                                            StateKind::kOptimizer, *moment)) {
+          parts.push_back(std::move(part));
         }
-      };
-      const std::int64_t first = std::max(owned.begin, slot.offset);
-      const std::int64_t last = std::min(owned.end, slot.offset + slot.elements);
-      // The parts that lie in different ranks' slices.
-      for (std::int64_t begin = first; begin < last;) {
-        const int owner = buckets_.owner(bucket, begin);
-        const std::int64_t end = std::min(last, (owner + 1) * slice);
-        add(begin, end, owner);
-        begin = end;
       }
-      // Names a tensor even if this rank holds nothing of it (load_checkpoint).
-      if (first >= last) add(slot.offset, slot.offset, 0);
     }
   }
   parts.push_back(whole_part("adamw.num_updates", StateKind::kOptimizer, num_updates_, 0));

@@ -41,8 +41,8 @@ TEST(Settings, TheFormerNameOfZeroStage) {
   EXPECT_EQ(stage("", {"train={zero: true}"}), 1);
   EXPECT_THAT(config_error([] { parse("train { zero: true zero_stage: 0 }", {}); }),
               HasSubstr("train.zero: is the former name of zero_stage; set only one of them"));
-  EXPECT_THAT(config_error([] { parse("", {"train.zero_stage=2"}); }),
-              HasSubstr("train.zero_stage: must be in [0, 1], is 2"));
+  EXPECT_THAT(config_error([] { parse("", {"train.zero_stage=4"}); }),
+              HasSubstr("train.zero_stage: must be in [0, 3], is 4"));
 }
 
 TEST(Settings, ListsByIndex) {

@@ -140,7 +140,9 @@ TEST(Agreement, TheTrainerFindsAFlipWhenItIsDue) {
     run_ranks(3, [&](ProcessGroup& group) {
       ToyTraining training(config, group, at::kFloat);
       Agreement agreement(
-          group, group, training_parts(training.model, *training.optimizer, group.size()), "here");
+          group, group,
+          training_parts(training.model, training.buckets, *training.optimizer, group.size()),
+          "here");
       training.agreement = &agreement;
       training.before_batch = [&](std::int64_t step) {
         if (step == 6 && group.rank() == 1) {

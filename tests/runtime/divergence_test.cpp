@@ -53,7 +53,7 @@ Ended train(const fs::path& folder, const configs::Config& config, int ranks,
       training.state.loss_scale.value = LossScale::kInitial;
     }
     std::vector<TensorPart> parts =
-        training_parts(training.model, *training.optimizer, world.size());
+        training_parts(training.model, training.buckets, *training.optimizer, world.size());
     if (resume) {
       load_checkpoint(*resume, parts);
       read_state(resume->manifest, training.state);
@@ -273,7 +273,7 @@ TEST_F(Divergence, CheckpointsThatEarlierVersionsSavedOfADivergedRunArePassedOve
   const auto save = [&](std::int64_t step, int skipped, bool finite) {
     run_ranks(1, [&](ProcessGroup& world) {
       ToyTraining training(config_of(10), world, at::kFloat);
-      auto parts = training_parts(training.model, *training.optimizer, 1);
+      auto parts = training_parts(training.model, training.buckets, *training.optimizer, 1);
       const at::NoGradGuard no_grad;
       if (!finite) parts[2].data.view(-1)[3].fill_(std::nan(""));
       CheckpointWriter writer(RunPaths{run_}.checkpoints(), 10, {}, world);

@@ -18,12 +18,14 @@ using test::gathered_state;
 using test::toy_config;
 using test::ToyTraining;
 
-enum class Kind { kAdamW, kAdamWZero, kAdafactor };
+enum class Kind { kAdamW, kAdamWZero, kAdamWZero3, kAdafactor };
 
 configs::Config config_with(Kind kind) {
   configs::Config config = toy_config(3);
   if (kind == Kind::kAdafactor) config.mutable_train()->mutable_optimizer()->mutable_adafactor();
-  config.mutable_train()->set_zero_stage(kind == Kind::kAdamWZero);
+  config.mutable_train()->set_zero_stage(kind == Kind::kAdamWZero    ? 1
+                                         : kind == Kind::kAdamWZero3 ? 3
+                                                                     : 0);
   return config;
 }
 
@@ -32,6 +34,8 @@ TEST(Elastic, StateMovesBetweenAnyTwoNumbersOfRanks) {
   for (const auto& [saved_kind, kind] :
        {std::pair(Kind::kAdamW, Kind::kAdamW), std::pair(Kind::kAdamWZero, Kind::kAdamWZero),
         std::pair(Kind::kAdamWZero, Kind::kAdamW), std::pair(Kind::kAdamW, Kind::kAdamWZero),
+        std::pair(Kind::kAdamWZero3, Kind::kAdamWZero3), std::pair(Kind::kAdamWZero3, Kind::kAdamW),
+        std::pair(Kind::kAdamWZero, Kind::kAdamWZero3),
         std::pair(Kind::kAdafactor, Kind::kAdafactor)}) {
     const configs::Config saved_config = config_with(saved_kind), config = config_with(kind);
     for (const int saved_ranks : {1, 2, 3, 4, 6}) {
@@ -41,8 +45,8 @@ TEST(Elastic, StateMovesBetweenAnyTwoNumbersOfRanks) {
         ToyTraining training(saved_config, group, at::kFloat);
         training.run(signals);
         CheckpointWriter writer(folder, 1, {}, group);
-        writer.save(make_header(3),
-                    training_parts(training.model, *training.optimizer, saved_ranks));
+        writer.save(make_header(3), training_parts(training.model, training.buckets,
+                                                   *training.optimizer, saved_ranks));
         writer.finish();
         const std::map<std::string, std::string> state = gathered_state(training, group);
         if (group.rank() == 0) expected = state;
@@ -56,7 +60,7 @@ TEST(Elastic, StateMovesBetweenAnyTwoNumbersOfRanks) {
           EXPECT_NE(gathered_state(training, group), expected)
               << "a fresh one holds something else";
           std::vector<TensorPart> parts =
-              training_parts(training.model, *training.optimizer, ranks);
+              training_parts(training.model, training.buckets, *training.optimizer, ranks);
           load_checkpoint(*checkpoint, parts);
           EXPECT_EQ(gathered_state(training, group), expected)
               << saved_ranks << " to " << ranks << " ranks, rank " << group.rank();

@@ -9,6 +9,7 @@
 
 #include "configs/loader/config_io.h"
 #include "data/batch/partition.h"
+#include "models/parallel/parameter_use.h"
 #include "runtime/agreement.h"
 #include "runtime/checkpoint/checkpoint.h"
 #include "runtime/run_checkpoints.h"
@@ -68,7 +69,8 @@ struct MeshTraining {
                 config.train().invariant().shards(), config.train().zero_stage()),
         optimizer(make_optimizer(config.train().optimizer(), buckets)),
         step(config.train(), *model, rank.data, rank.world, buckets, *optimizer, nullptr,
-             &rank.tensor) {}
+             passing()) {}
+  ProcessGroup* passing() { return buckets.passes_are_collective() ? &rank.world : &rank.tensor; }
 
   // This rank's rows of step `number`'s batch.
   Batch batch(std::int64_t number) const {
@@ -81,7 +83,9 @@ struct MeshTraining {
     if (!sums.abandoned) step.update(sums, number, 1);
     return sums;
   }
-  std::vector<TensorPart> parts() { return training_parts(*model, *optimizer, rank.world.size()); }
+  std::vector<TensorPart> parts() {
+    return training_parts(*model, buckets, *optimizer, rank.world.size());
+  }
 
   const configs::Config config;
   const MeshRank rank;
@@ -128,6 +132,7 @@ void expect_steps_of_one_rank(const std::vector<Axes>& meshes,
         }
       }
       for (const Parameter& p : training.model->parameters().list()) {
+        const ParameterUse use(training.model->parameters(), {p.unit});
         EXPECT_LE(largest_difference(p.value, part_of(values.at(p.name), p.placement)), 1e-10)
             << p.name;
       }
@@ -143,6 +148,9 @@ TEST(TrainingOnAMesh, TakesTheStepsOfOneRank) {
   const std::vector<Axes> all = {{1, 2}, {1, 4}, {2, 2}, {2, 1}, {2, 4}, {3, 2}};
   expect_steps_of_one_rank(all, {});
   expect_steps_of_one_rank(all, {"train.zero_stage=1", "train.recompute=true"});
+  expect_steps_of_one_rank(all, {"train.zero_stage=2"});
+  expect_steps_of_one_rank(all, {"train.zero_stage=3"});
+  expect_steps_of_one_rank(all, {"train.zero_stage=3", "train.recompute=true"});
 }
 
 TEST(TrainingOnAMesh, WithMicroBatchesAndVirtualShards) {
@@ -150,6 +158,10 @@ TEST(TrainingOnAMesh, WithMicroBatchesAndVirtualShards) {
   expect_steps_of_one_rank(some, {"train.micro_batch=1"});
   expect_steps_of_one_rank(some, {"train.invariant.shards=4", "train.micro_batch=1"});
   expect_steps_of_one_rank(some, {"train.invariant.shards=4", "train.zero_stage=1"});
+  for (const std::string zero : {"train.zero_stage=2", "train.zero_stage=3"}) {
+    expect_steps_of_one_rank(some, {"train.micro_batch=1", zero});
+    expect_steps_of_one_rank(some, {"train.invariant.shards=4", "train.micro_batch=1", zero});
+  }
 }
 
 // ---- Checkpoints
@@ -177,7 +189,8 @@ void for_each_place(const TensorPart& part, const Visit& visit) {
 TEST(TrainingOnAMesh, AllOfItsStateMovesToEachOtherMesh) {
   constexpr Axes kMeshes[] = {{4, 1}, {2, 2}, {1, 4}, {1, 1}, {3, 1}};
   for (const Axes saved : kMeshes) {
-    for (const std::string zero : {"train.zero_stage=0", "train.zero_stage=1"}) {
+    for (const std::string zero :
+         {"train.zero_stage=0", "train.zero_stage=1", "train.zero_stage=3"}) {
       const TestFolder folder;
       run_mesh(saved.data, saved.tensor, [&](const MeshRank& rank) {
         MeshTraining training(config_of({zero}), rank);
@@ -193,9 +206,14 @@ TEST(TrainingOnAMesh, AllOfItsStateMovesToEachOtherMesh) {
       });
       const auto checkpoint = find_newest_checkpoint(folder, false);
       ASSERT_TRUE(checkpoint);
+      for (const auto& tensor : checkpoint->manifest.tensor()) {
+        if (tensor.kind() == "optimizer") continue;
+        EXPECT_EQ(tensor.key(), tensor.name()) << "Python reads whole tensors";
+        EXPECT_TRUE(tensor.file().starts_with("model-")) << tensor.file();
+      }
       for (const Axes loaded : kMeshes) {
         run_mesh(loaded.data, loaded.tensor, [&](const MeshRank& rank) {
-          MeshTraining training(config_of({loaded.data > 2 ? "train.zero_stage=1" : zero}), rank);
+          MeshTraining training(config_of({loaded.data > 2 ? "train.zero_stage=3" : zero}), rank);
           std::vector<TensorPart> parts = training.parts();
           load_checkpoint(*checkpoint, parts);
           std::int64_t elements = 0, wrong = 0;
@@ -314,7 +332,7 @@ TEST(TrainingOnAMesh, ABatchThatOneRankOfAReplicaLacksIsUsedByNone) {
                                nullptr, reporter);
     Trainer trainer({training.config, *training.model, feed, rank.data, rank.world,
                      training.buckets, *training.optimizer, stop, reporter, activity, checkpoints,
-                     nullptr, nullptr, &rank.tensor});
+                     nullptr, nullptr, training.passing()});
     TrainState state;
     EXPECT_EQ(trainer.run(state), Outcome::kRequeue);
     EXPECT_EQ(state.step, 2);

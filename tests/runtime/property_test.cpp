@@ -45,13 +45,13 @@ std::string bucket_defect(const std::vector<Shape>& shapes, std::int64_t bucket_
 
   std::size_t next = shapes.size();  // slots are in reverse order
   for (const auto& bucket : buckets.buckets()) {
-    if (bucket.elements() % (GradBuckets::kAlignment * group.size()) != 0) return "a bucket's size";
+    if (bucket.elements() % (GradBucket::kAlignment * group.size()) != 0) return "a bucket's size";
     if (bucket.gradients.size(0) != bucket.elements()) return "gradients unlike values";
     std::int64_t end = 0, elements = 0;
     for (const auto& slot : bucket.slots) {
       if (next == 0 || slot.name != "p" + std::to_string(--next)) return "the order of slots";
       const Parameter& parameter = parameters.list()[next];
-      if (slot.offset % GradBuckets::kAlignment != 0 || slot.offset < end) return "a slot's offset";
+      if (slot.offset % GradBucket::kAlignment != 0 || slot.offset < end) return "a slot's offset";
       end = slot.offset + slot.elements;
       elements += slot.elements;
       if (slot.shape != shapes[next] || slot.elements != parameter.value.numel() ||
@@ -77,7 +77,7 @@ std::string bucket_defect(const std::vector<Shape>& shapes, std::int64_t bucket_
       gradient[j] = gradient_of(group.rank(), i, j);
   }
   at::Tensor tail = at::full({3}, group.rank() + 1.0, at::kDouble);
-  buckets.start_reducing();
+  buckets.begin_pass(/*last=*/true);
   buckets.finish_reducing({tail});
   if (tail[2].item<double>() != group.size() * (group.size() + 1) / 2.0) return "the tail's sum";
   for (const auto& bucket : buckets.buckets()) {

@@ -124,7 +124,7 @@ std::map<std::string, std::string> train_in(const std::filesystem::path& folder,
   run_ranks(ranks, [&](ProcessGroup& group) {
     ToyTraining training(config, group, at::kFloat);
     std::vector<TensorPart> parts =
-        training_parts(training.model, *training.optimizer, group.size());
+        training_parts(training.model, training.buckets, *training.optimizer, group.size());
     if (resume) {
       load_checkpoint(*resume, parts);
       read_state(resume->manifest, training.state);
@@ -171,7 +171,8 @@ TEST(Statistics, AreInTheFilesOfTheModel) {
     ToyTraining training(config_of(2, 0), group, at::kFloat);
     training.run(signals);
     CheckpointWriter writer(folder, 1, {}, group);
-    writer.save(make_header(2), training_parts(training.model, *training.optimizer, 3));
+    writer.save(make_header(2),
+                training_parts(training.model, training.buckets, *training.optimizer, 3));
     writer.finish();
     // What eval and sample load.
     ToyTraining fresh(config_of(2, 0), group, at::kFloat);
@@ -195,7 +196,8 @@ TEST(Statistics, AreInTheFilesOfTheModel) {
 TEST(Statistics, RanksCompareThem) {
   run_ranks(3, [&](ProcessGroup& group) {
     ToyTraining training(config_of(2, 0), group, at::kFloat);
-    Agreement agreement(group, group, training_parts(training.model, *training.optimizer, 3),
+    Agreement agreement(group, group,
+                        training_parts(training.model, training.buckets, *training.optimizer, 3),
                         "here");
     EXPECT_EQ(agreement.find_difference(training.state), "");
     if (group.rank() == 2) statistic_of(training)[0][0] += 1;

@@ -13,6 +13,7 @@
 #include <string>
 
 #include "models/model.h"
+#include "models/parallel/parameter_use.h"
 #include "models/transformer/recompute.h"
 #include "tests/runtime/running_mean.h"
 
@@ -51,9 +52,11 @@ class ToyModel : public Model {
  public:
   explicit ToyModel(at::ScalarType dtype, float dropout = 0.1f)
       : parameters_(3, dtype), dropout_(dropout) {
+    units_.push_back(parameters_.begin_unit());
     embedding_VC_ = parameters_.add("embedding", {kToyVocabulary, kToyChannels},
                                     Initializer::normal(0.5), true);
     unused_ = parameters_.add("unused", {3}, Initializer::normal(1), true);
+    units_.push_back(parameters_.begin_unit());
     hidden_CC_ = parameters_.add("hidden.weight", {kToyChannels, kToyChannels},
                                  Initializer::normal(0.4), true);
     hidden_bias_C_ = parameters_.add("hidden.bias", {kToyChannels}, Initializer::zeros(), false);
@@ -123,9 +126,13 @@ class ToyModel : public Model {
  private:
   at::Tensor forward(const Batch& batch, const std::optional<NoiseKey>& noise,
                      NamedSums& named) const {
-    const auto x_BTC = at::embedding(embedding_VC_, batch.at(field::kInputs));
+    const auto x_BTC = [&] {
+      const ParameterUse use(parameters_, {units_[0]});
+      return use.output(at::embedding(embedding_VC_, batch.at(field::kInputs)));
+    }();
     const auto names = std::make_shared<std::vector<std::string>>();
     const auto part = [this, noise, names](const std::vector<at::Tensor>& inputs) {
+      const ParameterUse use(parameters_, {units_[1]});
       auto hidden_BTC = at::tanh(at::matmul(inputs[0], hidden_CC_.t()) + hidden_bias_C_);
       if (noise && dropout_ > 0) {
         hidden_BTC = philox_dropout(hidden_BTC, dropout_, *noise, NoisePurpose::kActivationDropout);
@@ -134,7 +141,7 @@ class ToyModel : public Model {
       in.q_BHLD = in.k_BHSD = in.v_BHSD = hidden_BTC.unsqueeze(1);
       in.noise = noise;
       AttentionOutput output = mechanism_->attend(in, Path::kFused);
-      std::vector<at::Tensor> outputs{hidden_BTC + output.out_BHLD.squeeze(1)};
+      std::vector<at::Tensor> outputs{use.output(hidden_BTC + output.out_BHLD.squeeze(1))};
       names->clear();
       for (const auto& [name, value] : output.sums) {
         names->push_back("attention." + name);
@@ -146,10 +153,12 @@ class ToyModel : public Model {
     for (std::size_t i = 0; i < names->size(); ++i) {
       named.emplace_back((*names)[i], outputs[i + 1]);
     }
-    return at::matmul(x_BTC + outputs[0], output_VC_.t());
+    const ParameterUse use(parameters_, {units_[1]});
+    return use.output(at::matmul(x_BTC + outputs[0], output_VC_.t()));
   }
 
   Parameters parameters_;
+  std::vector<int> units_;
   at::Tensor embedding_VC_, unused_, hidden_CC_, hidden_bias_C_, output_VC_;
   std::optional<RunningMean> mechanism_;
   float dropout_;

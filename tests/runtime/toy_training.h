@@ -65,7 +65,8 @@ class ToyTraining {
     ProcessGroup& all = world == nullptr ? group_ : *world;
     RunCheckpoints none(/*writer=*/nullptr, all, {}, {}, std::nullopt, nullptr, reporter);
     Trainer trainer({config_, model, feed, group_, all, buckets, *optimizer, stop, reporter,
-                     activity, checkpoints == nullptr ? none : *checkpoints, evaluator, agreement});
+                     activity, checkpoints == nullptr ? none : *checkpoints, evaluator, agreement,
+                     passing});
     return trainer.run(state);
   }
 
@@ -101,6 +102,7 @@ class ToyTraining {
   GradBuckets buckets;
   std::unique_ptr<Optimizer> optimizer;
   ProcessGroup* world = nullptr;  // null: the group
+  ProcessGroup* passing = nullptr;
   Evaluator* evaluator = nullptr;
   RunCheckpoints* checkpoints = nullptr;  // null: nothing is saved
   Agreement* agreement = nullptr;

@@ -58,6 +58,42 @@ TEST_F(TrainRunMpi, ZeroMayBeSwitchedWhenARunGoesOnAndChangesNoBit) {
       << log;
 }
 
+// Each rank has one pass, with its own number of sequences; evaluations and saves are in slices.
+TEST_F(TrainRunMpi, StagesOfZeroMayBeSwitchedWhenARunGoesOnAndChangeNoBit) {
+  const std::string one_pass = "train.micro_batch=0";
+  for (const std::string shards : {"train.invariant.shards=0", "train.invariant.shards=8"}) {
+    const std::string whole = "whole" + shards, parts = "parts" + shards;
+    EXPECT_EQ(train(config(12, {one_pass, shards}), whole), Outcome::kDone);
+    EXPECT_EQ(train(config(4, {one_pass, shards, "train.zero_stage=3"}), parts), Outcome::kDone);
+    EXPECT_EQ(train(config(8, {one_pass, shards, "train.zero_stage=2"}), parts), Outcome::kDone);
+    EXPECT_EQ(train(config(10, {one_pass, shards, "train.zero_stage=3", "train.recompute=true",
+                                "evaluate.every=0"}),
+                    parts),
+              Outcome::kDone);
+    EXPECT_EQ(train(config(12, {one_pass, shards}), parts), Outcome::kDone);
+    if (rank() != 0) continue;
+    EXPECT_FALSE(checksums(whole).empty());
+    EXPECT_EQ(checksums(parts), checksums(whole));
+    std::vector<nlohmann::json> of_parts = figures(parts);
+    std::erase_if(of_parts, [](const nlohmann::json& line) {
+      return line.at("step") == 10 && line.contains("split");
+    });
+    EXPECT_EQ(of_parts, figures(whole));
+  }
+}
+
+TEST_F(TrainRunMpi, ZeroStages2And3NeedASequenceForEachRank) {
+  if (test_world().size() < 3) GTEST_SKIP() << "needs 3 ranks";
+  expect_error(
+      [&] {
+        train(config(2, {"train.global_batch=2", "train.micro_batch=0", "train.zero_stage=3"}),
+              "idle");
+      },
+      ExitCode::kConfig,
+      "compute nothing: train.global_batch = 2, and with train.zero_stage 3 all must make the same "
+      "passes; start 2 ranks, or use zero_stage 1");
+}
+
 TEST(WarningOfNodes, ComparesTheRanksOfANodeWithHosts) {
   configs::Config config;
   const auto warning = [&](int ranks_per_node, const std::vector<std::string>& hosts) {
@@ -177,6 +213,15 @@ TEST_F(TrainRunMpi, Bf16RunsResumeRecomputeAndSliceToTheSameBits) {
   EXPECT_EQ(train(config(8, {bf16}), "whole"), Outcome::kDone);
   EXPECT_EQ(train(config(4, {bf16, "train.zero_stage=1", "train.recompute=true"}), "parts"),
             Outcome::kDone);
+  const std::string one_pass = "train.micro_batch=0";
+  EXPECT_EQ(train(config(8, {bf16, one_pass}), "one"), Outcome::kDone);
+  EXPECT_EQ(
+      train(config(4, {bf16, one_pass, "train.zero_stage=3", "train.recompute=true"}), "three"),
+      Outcome::kDone);
+  EXPECT_EQ(train(config(8, {bf16, one_pass}), "three"), Outcome::kDone);
+  if (rank() == 0) {
+    EXPECT_EQ(checksums("three"), checksums("one"));
+  }
   EXPECT_EQ(train(config(8, {bf16}), "parts"), Outcome::kDone);
   EXPECT_EQ(train(config(8), "fp32"), Outcome::kDone);
   if (rank() != 0) return;

@@ -150,8 +150,8 @@ TEST(Trainer, InterruptedAndResumedTrainingHasTheSameBits) {
 
   const auto resume = [&](ToyTraining& from, ToyTraining& to) {
     to.state = from.state;
-    auto saved = training_parts(from.model, *from.optimizer, 1),
-         loaded = training_parts(to.model, *to.optimizer, 1);
+    auto saved = training_parts(from.model, from.buckets, *from.optimizer, 1),
+         loaded = training_parts(to.model, to.buckets, *to.optimizer, 1);
     for (std::size_t i = 0; i < saved.size(); ++i) loaded[i].data.copy_(saved[i].data);
   };
   ToyTraining second(toy_config(20), *group, at::kFloat);

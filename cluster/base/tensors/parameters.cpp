@@ -118,7 +118,7 @@ at::Tensor Parameters::add(const std::string& name, at::IntArrayRef shape, Initi
       place_tensor(shape.vec(), split, place_.tensor_rank, place_.tensor_size);
   require_new(name, placement);
   const at::Tensor value = initial(name, placement, init).set_requires_grad(true);
-  list_.push_back({name, value, decay, std::move(placement)});
+  list_.push_back({name, value, decay, std::move(placement), unit_});
   return value;
 }
 

@@ -32,6 +32,20 @@ struct Parameter {
   at::Tensor value;   // a leaf that requires gradients; its storage may be moved into a bucket
   bool decay = true;  // weight decay applies (matrices, not biases, norms or single vectors)
   TensorPlacement placement{};  // of the value in the global tensor
+  int unit = 0;                 // Parameters::begin_unit()
+};
+
+// Provides the values of parameters of which a rank keeps only slices (ZeRO stage 3, Rajbhandari et
+// al. 2020, section 5.3). A unit is what one part of the network uses, for instance a layer. Calls
+// are collective over the ranks that hold the slices.
+class ParameterSlices {
+ public:
+  virtual ~ParameterSlices() = default;
+  // Between these calls a forward pass may read the units' values. Uses may be nested.
+  virtual void begin_use(const std::vector<int>& units) = 0;
+  virtual void end_use(const std::vector<int>& units) = 0;
+  // From here on, and until the next call, a backward pass may read these units' values.
+  virtual void use_in_backward(const std::vector<int>& units) = 0;
 };
 
 // State that training updates once per step from sums over the global batch instead of gradients,
@@ -75,6 +89,10 @@ class Parameters {
                            at::IntArrayRef sums_shape, Statistic::Update update,
                            Statistic::Describe describe = {});
 
+  // Begins a unit, to which the parameters belong that are added until the next call. Returns its
+  // number. Units are counted in the order in which a forward pass uses them.
+  int begin_unit() { return ++unit_; }
+
   const std::vector<Parameter>& list() const { return list_; }
   const std::vector<Statistic>& statistics() const { return statistics_; }
   // Of the parameters of the whole model, on all ranks of the tensor axis together.
@@ -83,6 +101,9 @@ class Parameters {
   at::Device device() const { return place_.device; }
   // The ranks that hold parts of this model.
   const ModelPlacement& place() const { return place_; }
+  // Null: all values are on this rank at all times. `slices` must outlive their use.
+  ParameterSlices* slices() const { return slices_; }
+  void set_slices(ParameterSlices* slices) { slices_ = slices; }
   // The dtype of the layers' matrix products and of the activations between layers.
   at::ScalarType compute_dtype() const { return compute_dtype_; }
 
@@ -95,6 +116,8 @@ class Parameters {
   std::uint64_t seed_;
   at::ScalarType dtype_, compute_dtype_;
   ModelPlacement place_;
+  int unit_ = 0;
+  ParameterSlices* slices_ = nullptr;
   std::vector<Parameter> list_;
   std::vector<Statistic> statistics_;
 };

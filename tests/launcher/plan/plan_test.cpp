@@ -58,7 +58,8 @@ struct RankTraining {
         buckets(model->parameters(), group, config.train().bucket_elements(),
                 config.train().invariant().shards(), config.train().zero_stage()),
         optimizer(make_optimizer(config.train().optimizer(), buckets)),
-        step(config.train(), *model, group, group, buckets, *optimizer) {}
+        step(config.train(), *model, group, group, buckets, *optimizer, nullptr,
+             buckets.passes_are_collective() ? &group : nullptr) {}
 
   void take_step(const Batch& batch) { step.update(step.sum_gradients(batch, 1, 1), 1, 1); }
 
@@ -84,8 +85,8 @@ using Counted = std::map<std::string, std::pair<std::int64_t, std::int64_t>>;  /
 TEST(Plan, CommunicationIsWhatTheProcessGroupCounts) {
   for (const int ranks : {1, 2, 3}) {
     for (const char* const setting :
-         {"train.zero_stage=0", "train.zero_stage=1", "train.invariant.shards=6",
-          "train.optimizer={adafactor {}}"}) {
+         {"train.zero_stage=0", "train.zero_stage=1", "train.zero_stage=2", "train.zero_stage=3",
+          "train.invariant.shards=6", "train.optimizer={adafactor {}}"}) {
       SCOPED_TRACE(testing::Message() << ranks << " ranks, " << setting);
       const configs::Config config = config_of({setting});
       Counted expected;
@@ -113,7 +114,8 @@ TEST(Plan, CommunicationIsWhatTheProcessGroupCounts) {
 
 TEST(Plan, StateIsWhatARankAllocates) {
   for (const int ranks : {1, 2}) {
-    for (const char* const setting : {"train.zero_stage=0", "train.zero_stage=1"}) {
+    for (const std::string setting :
+         {"train.zero_stage=0", "train.zero_stage=1", "train.zero_stage=2", "train.zero_stage=3"}) {
       SCOPED_TRACE(testing::Message() << ranks << " ranks, " << setting);
       const configs::Config config = config_of({setting, "model.channels=128"});
       const RankState state = rank_state(config, kVocabulary, ranks);
@@ -143,7 +145,8 @@ double bytes_of_files(const fs::path& folder) {
 
 TEST(Plan, ACheckpointTakesThePredictedBytes) {
   for (const int ranks : {1, 3}) {
-    for (const char* const setting : {"train.zero_stage=0", "train.zero_stage=1"}) {
+    for (const char* const setting :
+         {"train.zero_stage=0", "train.zero_stage=1", "train.zero_stage=3"}) {
       const configs::Config config = config_of({setting});
       const SavedState saved = saved_state(config, kVocabulary, ranks);
       const TemporaryFolder folder;
@@ -154,7 +157,8 @@ TEST(Plan, ACheckpointTakesThePredictedBytes) {
         header.set_run(std::string(32, 'a'));
         header.set_step(100);
         *header.mutable_config() = config;
-        writer.save(header, training_parts(*training.model, *training.optimizer, ranks));
+        writer.save(header,
+                    training_parts(*training.model, training.buckets, *training.optimizer, ranks));
         writer.finish();
       });
       EXPECT_NEAR(bytes_of_files(folder.path()) / static_cast<double>(saved.size.total()), 1, 0.005)

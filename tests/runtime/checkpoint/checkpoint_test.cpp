@@ -13,6 +13,7 @@
 #include "cluster/base/error.h"
 #include "cluster/base/files/lease.h"
 #include "runtime/checkpoint/commit.h"
+#include "runtime/checkpoint/layout.h"
 #include "runtime/checkpoint/manifest.h"
 #include "tests/cluster/base/thread_group.h"
 #include "tests/runtime/checkpoint/checkpoint_fixture.h"
@@ -108,6 +109,7 @@ TEST(Checkpoint, HeaderComesBackAsItWas) {
   manifest.clear_checksum();
   header.set_format(kCheckpointFormat);
   header.set_version(kCheckpointVersion);
+  header.set_block_bytes(kCrcBlockBytes);
   header.set_ranks(1);
   EXPECT_EQ(manifest.SerializeAsString(), header.SerializeAsString());
 }
@@ -308,9 +310,21 @@ TEST(Checkpoint, AnotherVersionIsRefusedAndNotSetAside) {
   configs::CheckpointManifest manifest = parse_checkpoint_manifest(read_bytes(path), "");
   manifest.set_version(kCheckpointVersion + 1);
   write_bytes(path, manifest_text(manifest));
-  expect_error(ExitCode::kCheckpoint, {"version 2", "version 1", "manifest.json"},
+  expect_error(ExitCode::kCheckpoint, {"version 3", "versions 1 to 2", "manifest.json"},
                [&] { find_newest_checkpoint(folder, true); });
   EXPECT_THAT(names_in(folder), ElementsAre("step-00000001"));
+}
+
+TEST(Checkpoint, TheVersionBeforeBlocksIsRead) {
+  const TestFolder folder;
+  save_step(folder, 1);
+  const fs::path path = folder.path() / "step-00000001" / kCheckpointManifestName;
+  configs::CheckpointManifest manifest = parse_checkpoint_manifest(read_bytes(path), "");
+  manifest.set_version(1);
+  manifest.clear_block_bytes();
+  for (auto& tensor : *manifest.mutable_tensor()) tensor.clear_block_crc32c();
+  write_bytes(path, manifest_text(manifest));
+  expect_holds_step(*find_newest_checkpoint(folder, true), 1);
 }
 
 TEST(Checkpoint, FoldersWithTheWrongStepAreNotUsed) {

@@ -29,10 +29,10 @@ TEST(GradBuckets, ParametersAndGradientsAreViewsAtEqualOffsets) {
   GradBuckets buckets(model.parameters(), *group, 100);
   std::vector<std::string> order;
   for (auto& bucket : buckets.buckets()) {
-    EXPECT_EQ(bucket.elements() % GradBuckets::kAlignment, 0);
+    EXPECT_EQ(bucket.elements() % GradBucket::kAlignment, 0);
     std::int64_t end = 0;
     for (const auto& slot : bucket.slots) {
-      EXPECT_EQ(slot.offset % GradBuckets::kAlignment, 0);
+      EXPECT_EQ(slot.offset % GradBucket::kAlignment, 0);
       EXPECT_GE(slot.offset, end);
       end = slot.offset + slot.elements;
       order.push_back(slot.name);
@@ -84,14 +84,14 @@ TEST_P(GradBucketsRanks, SumsOverRanksAndMicroBatches) {
     ToyModel model(at::kDouble, 0);
     GradBuckets buckets(model.parameters(), group, bucket_elements);
     for (const auto& bucket : buckets.buckets()) {
-      EXPECT_EQ(bucket.elements() % (GradBuckets::kAlignment * size), 0);
+      EXPECT_EQ(bucket.elements() % (GradBucket::kAlignment * size), 0);
     }
     // The second step proves that zero_gradients() and the counting start over.
     for (int step = 0; step < 2; ++step) {
       buckets.zero_gradients();
       const std::int64_t first = 4 * group.rank();
       model.loss_sums(toy_batch(first, first + 2), std::nullopt).loss.backward();
-      buckets.start_reducing();
+      buckets.begin_pass(/*last=*/true);
       model.loss_sums(toy_batch(first + 2, first + 4), std::nullopt).loss.backward();
       at::Tensor tail = at::full({3}, group.rank() + 1.0, at::kDouble);
       buckets.finish_reducing({tail});
@@ -116,7 +116,7 @@ TEST(GradBuckets, ReducesInOneOrderOnAllRanksAndDuringBackward) {
       model.loss_sums(toy_batch(0, 2), std::nullopt).loss.backward();
       EXPECT_EQ(group.ring().total_operations(), 0);  // not the last micro-batch: nothing is sent
     }
-    buckets.start_reducing();
+    buckets.begin_pass(/*last=*/true);
     if (group.rank() == 3) {
       // Its gradients arrive in another order: the first parameter's first.
       const at::Tensor loss = model.loss_sums(toy_batch(0, 2), std::nullopt).loss;
@@ -141,7 +141,7 @@ TEST(GradBuckets, FullBucketsLeaveBeforeBackwardEnds) {
   run_ranks(2, [](ProcessGroup& group) {
     ToyModel model(at::kFloat);
     GradBuckets buckets(model.parameters(), group, 1);
-    buckets.start_reducing();
+    buckets.begin_pass(/*last=*/true);
     model.loss_sums(toy_batch(0, 2), std::nullopt).loss.backward();
     // Output, bias and hidden weight; "unused" never gets a gradient and delays the embedding after
     // it.
@@ -160,7 +160,7 @@ TEST(GradBuckets, OneRankCommunicatesNothing) {
   ToyModel model(at::kFloat);
   const auto group = make_single_group();
   GradBuckets buckets(model.parameters(), *group, 1);
-  buckets.start_reducing();
+  buckets.begin_pass(/*last=*/true);
   model.loss_sums(toy_batch(0, 2), std::nullopt).loss.backward();
   buckets.finish_reducing({at::zeros({1}, at::kDouble)});
   EXPECT_EQ(group->ring().total_operations(), 0);
@@ -173,7 +173,7 @@ TEST(GradBuckets, ParametersOutliveTheirBuckets) {
   {
     const auto group = make_single_group();
     GradBuckets buckets(model.parameters(), *group, 1);
-    buckets.start_reducing();
+    buckets.begin_pass(/*last=*/true);
   }
   model.loss_sums(toy_batch(0, 2), std::nullopt).loss.backward();
   EXPECT_GT(model.parameters().list()[0].value.grad().abs().sum().item<float>(), 0);

@@ -15,9 +15,9 @@
 namespace birkhoff {
 namespace {
 
-at::Tensor decay_flags(const GradBuckets::Bucket& bucket) {
+at::Tensor decay_flags(const GradBucket& bucket) {
   const at::Tensor flags = at::zeros({bucket.elements() / 64}, at::kByte);
-  for (const GradBuckets::Slot& slot : bucket.slots) {
+  for (const GradBucket::Slot& slot : bucket.slots) {
     const std::int64_t groups = (slot.elements + 63) / 64;
     flags.narrow(0, slot.offset / 64, groups).fill_(slot.decay ? 1 : 0);
   }
@@ -40,7 +40,7 @@ TEST(AdamW, EqualsTheReferenceThatTheKernelIsComparedWith) {
   const std::unique_ptr<ProcessGroup> group = make_single_group();
   GradBuckets buckets(parameters, *group, /*bucket_elements=*/1 << 20);
   ASSERT_EQ(buckets.buckets().size(), 1u);
-  GradBuckets::Bucket& bucket = buckets.buckets()[0];
+  GradBucket& bucket = buckets.buckets()[0];
   configs::AdamW config;
   config.set_beta1(0.875f);
   config.set_beta2(0.96875f);
@@ -56,7 +56,7 @@ TEST(AdamW, EqualsTheReferenceThatTheKernelIsComparedWith) {
   const at::Tensor num_updates = at::zeros({1}, at::kDouble);
   for (int step = 1; step <= 4; ++step) {
     const bool apply = step != 3;  // a skipped step: not even its number counts
-    for (const GradBuckets::Slot& slot : bucket.slots) {
+    for (const GradBucket::Slot& slot : bucket.slots) {
       bucket.gradients.narrow(0, slot.offset, slot.elements)
           .copy_(test_values({slot.elements}, step));
     }
@@ -70,7 +70,7 @@ TEST(AdamW, EqualsTheReferenceThatTheKernelIsComparedWith) {
     num_updates.add_(apply ? 1 : 0);
     test::reference_adamw(fused, {0.875, 0.96875, 0.0009765625, 0.125},
                           scalars_of(0.01 / step, 0.5, apply ? 1 : 0), num_updates);
-    for (const GradBuckets::Slot& slot : bucket.slots) {
+    for (const GradBucket::Slot& slot : bucket.slots) {
       const at::Tensor difference = fused.values_n.narrow(0, slot.offset, slot.elements) -
                                     bucket.values.narrow(0, slot.offset, slot.elements);
       EXPECT_LT(difference.abs().max().item<double>(), 1e-14) << "step " << step << slot.name;

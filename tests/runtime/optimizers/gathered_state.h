@@ -21,7 +21,8 @@ inline std::map<std::string, std::string> gathered_state(ToyTraining& training,
     text.append(reinterpret_cast<const char*>(&size), sizeof(size)).append(bytes);
   };
   std::string mine;
-  for (const TensorPart& part : training_parts(training.model, *training.optimizer, group.size())) {
+  for (const TensorPart& part :
+       training_parts(training.model, training.buckets, *training.optimizer, group.size())) {
     append(mine, part.name);
     append(mine, std::to_string(part.region.flat_begin));
     append(mine, {static_cast<const char*>(part.data.const_data_ptr()), part.data.nbytes()});

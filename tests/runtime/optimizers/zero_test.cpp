@@ -1,9 +1,10 @@
-// ZeRO stage 1: each rank keeps and updates slices, and every bit of the result stays the same.
+// ZeRO: each rank keeps and updates slices, and every bit of the result stays the same.
 #include <ATen/ATen.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <map>
 #include <set>
 
 #include "runtime/agreement.h"
@@ -25,7 +26,7 @@ std::size_t optimizer_bytes(ToyTraining& training) {
   return bytes;
 }
 
-configs::Config config_with(int steps, int shards, std::int64_t bucket_elements, bool zero) {
+configs::Config config_with(int steps, int shards, std::int64_t bucket_elements, int zero) {
   configs::Config config = toy_config(steps);
   config.mutable_train()->mutable_invariant()->set_shards(shards);
   config.mutable_train()->set_bucket_elements(bucket_elements);
@@ -33,28 +34,99 @@ configs::Config config_with(int steps, int shards, std::int64_t bucket_elements,
   return config;
 }
 
-TEST(Zero, TrainsToTheSameBitsWithASliceOfTheState) {
+// With several micro-batches stages 2 and 3 add the sums of passes, not the gradients of a rank.
+constexpr std::int64_t kMicroBatches[] = {0, 2};
+
+TEST(Zero, EachStageTrainsToTheSameBitsWithASliceOfTheState) {
   const StopSignals signals;
   for (const int ranks : {1, 2, 3, 4}) {
-    for (const int shards : {0, 6}) {
-      for (const std::int64_t bucket_elements : {1, 60, 1 << 20}) {
-        run_ranks(ranks, [&](ProcessGroup& group) {
-          ToyTraining plain(config_with(8, shards, bucket_elements, false), group, at::kFloat);
-          ToyTraining zero(config_with(8, shards, bucket_elements, true), group, at::kFloat);
-          // A step that all ranks skip.
-          for (ToyTraining* training : {&plain, &zero}) {
-            training->model.spoil(3, 2 * 12 + 5);
-            training->run(signals);
-          }
-          const auto state = gathered_state(plain, group);
-          EXPECT_EQ(gathered_state(zero, group), state)
-              << ranks << " ranks, " << shards << " shards, buckets of " << bucket_elements;
-          EXPECT_EQ(state.size(), 5u + 1 + 2 * 5 + 1);  // with a statistic and the step's number
-          EXPECT_EQ(zero.state.tokens, plain.state.tokens);
-        });
+    for (const int shards : {0, 5, 6}) {
+      for (const std::int64_t micro_batch : kMicroBatches) {
+        for (const std::int64_t bucket_elements : {1, 60, 1 << 20}) {
+          run_ranks(ranks, [&](ProcessGroup& group) {
+            std::map<std::string, std::string> expected;
+            std::int64_t tokens = 0;
+            for (const int stage : {0, 1, 2, 3}) {
+              if (stage > 1 && shards == 0 && micro_batch > 0) continue;
+              configs::Config config = config_with(8, shards, bucket_elements, stage);
+              config.mutable_train()->set_micro_batch(static_cast<int>(micro_batch));
+              ToyTraining training(config, group, at::kFloat);
+              training.model.recompute = micro_batch > 0;
+              training.model.spoil(3, 2 * 12 + 5);  // a step that all ranks skip
+              if (stage > 1 && ranks > 1) training.passing = &group;
+              training.run(signals);
+              const auto state = gathered_state(training, group);
+              EXPECT_EQ(state.size(), 5u + 1 + 2 * 5 + 1);  // with a statistic, and the updates
+              if (stage == 0) {
+                expected = state;
+                tokens = training.state.tokens;
+              }
+              EXPECT_EQ(state, expected) << "stage " << stage << ", " << ranks << " ranks, "
+                                         << shards << " shards, micro-batches of " << micro_batch
+                                         << ", buckets of " << bucket_elements;
+              EXPECT_EQ(training.state.tokens, tokens);
+            }
+          });
+        }
       }
     }
   }
+}
+
+// A rank with fewer micro-batches than the others passes with them, and that pass does not count:
+// of 14 sequences three ranks have 5, 5 and 4, so in micro-batches of 1, 2 and 4 one of them has a
+// pass less.
+TEST(Zero, PassesOfStages2And3AddUpToTheGradientsOfStage1) {
+  const StopSignals signals;
+  for (const int micro_batch : {1, 2, 4}) {
+    for (const int stage : {2, 3}) {
+      run_ranks(3, [&](ProcessGroup& group) {
+        at::Tensor expected;
+        for (const int of : {1, stage}) {
+          configs::Config config = config_with(5, 0, 60, of);
+          config.mutable_train()->set_global_batch(14);
+          config.mutable_train()->set_micro_batch(micro_batch);
+          ToyTraining training(config, group, at::kDouble);
+          if (of > 1) training.passing = &group;
+          training.run(signals);
+          std::vector<at::Tensor> own;
+          for (const GradBucket& bucket : training.buckets.buckets()) {
+            own.push_back(bucket.own_values);
+          }
+          if (of == 1) {
+            expected = at::cat(own).clone();
+          } else {
+            EXPECT_LE((at::cat(own) - expected).abs().max().item<double>(), 1e-12)
+                << "stage " << stage << ", micro-batches of " << micro_batch;
+          }
+        }
+      });
+    }
+  }
+}
+
+std::int64_t bytes_in_memory(const at::Tensor& tensor) {
+  return static_cast<std::int64_t>(tensor.storage().nbytes());
+}
+
+TEST(Zero, Stages2And3KeepSlicesBetweenSteps) {
+  const StopSignals signals;
+  run_ranks(4, [&](ProcessGroup& group) {
+    for (const int stage : {1, 2, 3}) {
+      for (const int shards : {0, 8}) {
+        ToyTraining training(config_with(2, shards, 60, stage), group, at::kFloat);
+        if (stage > 1) training.passing = &group;
+        training.run(signals);
+        for (const GradBucket& bucket : training.buckets.buckets()) {
+          const std::int64_t all = bucket.elements() * 4;
+          EXPECT_EQ(bytes_in_memory(bucket.gradients), stage > 1 ? 0 : all);
+          EXPECT_EQ(bytes_in_memory(bucket.values), stage > 2 ? 0 : all);
+          EXPECT_EQ(bytes_in_memory(bucket.own_gradients), stage > 1 ? all / 4 : all);
+          EXPECT_EQ(bytes_in_memory(bucket.own_values), stage > 2 ? all / 4 : all);
+        }
+      }
+    }
+  });
 }
 
 TEST(Zero, ARankKeepsOneSliceOfEachBucket) {
@@ -87,18 +159,18 @@ TEST(Zero, TheGradientNormHasTheSameBits) {
           parameters.add("a", {elements}, Initializer::zeros(), true);
           parameters.add("b", {13}, Initializer::zeros(), true);
           parameters.add("c", {elements / 3}, Initializer::zeros(), true);
-          GradBuckets buckets(parameters, group, elements, 0, zero);
+          GradBuckets buckets(parameters, group, elements, 0, zero ? 1 : 0);
           EXPECT_EQ(buckets.buckets().size(), 2u);
           for (const Parameter& parameter : parameters.list()) {
             const at::Tensor index = at::arange(parameter.value.numel(), at::kFloat);
             parameter.value.mutable_grad().copy_((index * 0.37 + group.rank()).sin());
           }
-          buckets.start_reducing();
+          buckets.begin_pass(/*last=*/true);
           buckets.finish_reducing({});
           const double finite = gradient_norm(buckets);
           // One non-finite element, in any rank's slice: all ranks learn of it.
           for (auto& bucket : buckets.buckets()) {
-            const Interval owned = buckets.owned(bucket);
+            const Interval owned = bucket.owned;
             const std::int64_t last = bucket.slots.back().offset;
             if (owned.begin <= last && last < owned.end) bucket.gradients[last].fill_(INFINITY);
           }
@@ -117,7 +189,8 @@ TEST(Zero, RanksCompareWhatTheyHoldInCommonAndNoSlices) {
   run_ranks(2, [&](ProcessGroup& group) {
     ToyTraining training(config_with(2, 0, 60, true), group, at::kFloat);
     training.run(signals);
-    Agreement agreement(group, group, training_parts(training.model, *training.optimizer, 2),
+    Agreement agreement(group, group,
+                        training_parts(training.model, training.buckets, *training.optimizer, 2),
                         "here");
     EXPECT_EQ(agreement.find_difference(training.state), "");
     if (group.rank() == 1) training.model.parameters().list()[0].value.detach()[0][0] += 1;

@@ -1,4 +1,4 @@
-#include "models/tensor_parallel/token_slices.h"
+#include "models/parallel/token_slices.h"
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/constant_pad_nd.h>

@@ -1,6 +1,6 @@
 // Legend: B batch, T tokens, N tokens of the batch, V vocabulary, v this rank's part of it, R
 // ranks.
-#include "models/tensor_parallel/parallel_cross_entropy.h"
+#include "models/parallel/parallel_cross_entropy.h"
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/cat.h>
