@@ -70,12 +70,24 @@ Mesh::Mesh(World& world, const configs::Mesh& config, at::Device device) {
                     device, std::max(1, config.ranks_per_node()));
   sequence_ = make_axis(world, sequence_size, data_index * tensor_size + tensor_index, device);
   tensor_ = make_axis(world, tensor_size, data_index * sequence_size + sequence_index, device);
+  if (config.zero_inside_nodes()) {
+    const int node_ranks = std::max(1, config.ranks_per_node());
+    const int nodes = static_cast<int>(data_size) / node_ranks;
+    const int others = sequence_index * tensor_size + tensor_index;
+    inside_ = make_axis(world, node_ranks, others * nodes + data_index / node_ranks, device);
+    across_ = make_axis(world, nodes, others * node_ranks + data_index % node_ranks, device);
+  }
   groups_ = {&world.group()};
-  for (const Axis* axis : {&tensor_, &sequence_, &data_}) {
+  for (const Axis* axis : {&tensor_, &sequence_, &data_, &inside_, &across_}) {
     for (const auto& group : {axis->host.get(), axis->gpu.get()}) {
       if (group != nullptr && group->size() > 1) groups_.push_back(group);
     }
   }
+}
+
+std::optional<NodeGroups> Mesh::nodes() {
+  if (inside_.host == nullptr) return std::nullopt;
+  return NodeGroups{&inside_.group(), &across_.group()};
 }
 
 }  // namespace birkhoff

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "cluster/base/collectives/process_group.h"
@@ -18,6 +19,13 @@ namespace birkhoff {
 // product of the sizes is not `num_ranks`, or ranks_per_node does not divide the data axis.
 std::int64_t check_axes(const configs::Mesh& mesh, std::int64_t num_ranks);
 
+// Of the ranks of a data axis: those of this rank's node, in rank order, and those at its position
+// in all nodes.
+struct NodeGroups {
+  ProcessGroup* inside;
+  ProcessGroup* across;
+};
+
 class Mesh {
  public:
   // If mesh.data is 0, the data axis takes the ranks that remain after the other axes. The data
@@ -29,11 +37,15 @@ class Mesh {
   ProcessGroup& data() { return data_.group(); }
   ProcessGroup& tensor() { return tensor_.group(); }
   ProcessGroup& sequence() { return sequence_.group(); }
+  // With mesh.zero_inside_nodes: mesh.ranks_per_node ranks are a node. Else empty.
+  std::optional<NodeGroups> nodes();
   // All groups that communicate, each once, the world first.
   std::vector<const ProcessGroup*> groups() const { return groups_; }
   // The same ranks as data() and tensor(), for host tensors.
   ProcessGroup& data_on_host() { return *data_.host; }
   ProcessGroup& tensor_on_host() { return *tensor_.host; }
+  // The same ranks as nodes()->across; null without nodes().
+  ProcessGroup* across_nodes_on_host() { return across_.host.get(); }
 
  private:
   struct Axis {
@@ -44,6 +56,7 @@ class Mesh {
                         int node_ranks = 1);
 
   Axis data_, tensor_, sequence_;
+  Axis inside_, across_;  // of nodes; without groups if there is no use for them
   std::vector<const ProcessGroup*> groups_;
 };
 

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <bit>
 #include <cstring>
+#include <iterator>
 #include <span>
 
 #include "cluster/base/files/checksum.h"
@@ -16,13 +17,6 @@ namespace {
 
 at::Tensor int64_tensor(std::int64_t elements) {
   return at::empty({elements}, at::TensorOptions(at::kLong));
-}
-
-std::vector<TensorPart> replicated_of(std::vector<TensorPart> parts, bool whole) {
-  std::erase_if(parts, [&](const TensorPart& part) {
-    return !part.replicated || part.region.has_whole_box() != whole;
-  });
-  return parts;
 }
 
 // The ranks that hold what rank r holds, for the rank r with the most such ranks (the lowest of
@@ -63,26 +57,37 @@ std::string describe_elements(const at::Tensor& mine, const at::Tensor& theirs) 
 }  // namespace
 
 Agreement::Agreement(ProcessGroup& world, ProcessGroup& replicas,
-                     const std::vector<TensorPart>& parts, std::string host)
+                     const std::vector<TensorPart>& parts, std::string host, ProcessGroup* copies)
     : world_(world), host_(std::move(host)) {
-  // The replicas' ranks in the world are equidistant (cluster/mesh.h).
-  const int stride = world.size() / replicas.size();
-  const auto add = [&](ProcessGroup& ranks, bool whole, int first, int step) {
-    Comparison comparison{ranks, replicated_of(parts, whole), {}};
-    for (int i = 0; i < ranks.size(); ++i) comparison.world_ranks.push_back(first + i * step);
+  // The ranks of each group are equidistant in the world (cluster/mesh.h).
+  const auto add = [&](ProcessGroup& ranks, int stride, const auto& belongs) {
+    Comparison comparison{ranks, {}, {}};
+    std::ranges::copy_if(parts, std::back_inserter(comparison.parts), belongs);
+    const int first = world.rank() - ranks.rank() * stride;
+    for (int i = 0; i < ranks.size(); ++i) comparison.world_ranks.push_back(first + i * stride);
     comparisons_.push_back(std::move(comparison));
   };
-  add(world, /*whole=*/true, 0, 1);
-  if (stride > 1) add(replicas, /*whole=*/false, world.rank() % stride, stride);
+  const int parts_of_model = world.size() / replicas.size();
+  add(world, 1,
+      [](const TensorPart& part) { return part.replicated && part.region.has_whole_box(); });
+  if (parts_of_model > 1) {
+    add(replicas, parts_of_model,
+        [](const TensorPart& part) { return part.replicated && !part.region.has_whole_box(); });
+  }
+  if (copies != nullptr) {
+    add(*copies, world.size() / copies->size(),
+        [](const TensorPart& part) { return !part.replicated; });
+  }
 }
 
 std::string Agreement::find_difference(const TrainState& state) {
   std::string difference = find_difference(comparisons_[0], text_of(state));
-  if (!difference.empty() || comparisons_.size() == 1) return difference;
-  // The other ranks of the world have other parts.
-  for (std::string& of_rank :
-       world_.all_gather_bytes(find_difference(comparisons_[1], ""), "difference of parts")) {
-    if (difference.empty()) difference = std::move(of_rank);
+  for (std::size_t i = 1; i < comparisons_.size() && difference.empty(); ++i) {
+    // The other ranks of the world have other parts.
+    for (std::string& of_rank :
+         world_.all_gather_bytes(find_difference(comparisons_[i], ""), "difference of parts")) {
+      if (difference.empty()) difference = std::move(of_rank);
+    }
   }
   return difference;
 }

@@ -16,10 +16,10 @@ class Agreement {
  public:
   // parts: parameters and optimizer state of this rank, as views of live memory. Whole tensors are
   // compared over the world, parts of tensors over `replicas`, the ranks that hold the same parts
-  // (a data axis of the mesh); ZeRO's slices have no second copy. host: this rank's machine, for
-  // messages. Both groups are on hosts.
+  // (a data axis of the mesh). ZeRO's slices have no second copy, except on the ranks of `copies`,
+  // if it is not null. host: this rank's machine, for messages. The groups are on hosts.
   Agreement(ProcessGroup& world, ProcessGroup& replicas, const std::vector<TensorPart>& parts,
-            std::string host);
+            std::string host, ProcessGroup* copies = nullptr);
 
   // Compares 64-bit XXH3 hashes of every replicated part, and of the step, positions and counters,
   // which key all noise. Returns "" if all ranks agree. Otherwise returns one line, the same on all
@@ -40,7 +40,7 @@ class Agreement {
                        const std::string& position) const;
 
   ProcessGroup& world_;
-  std::vector<Comparison> comparisons_;  // the world first
+  std::vector<Comparison> comparisons_;  // the world first; the same number on all ranks
   const std::string host_;
 };
 

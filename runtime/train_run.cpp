@@ -269,7 +269,8 @@ Outcome run_logged(const configs::Config& config, const RunPaths& paths, bool fr
   const ModelInputs inputs = task->inputs(corpus, kTrainSplit);
   const std::unique_ptr<Model> model = task->make_model(inputs, {group.device(), &mesh.tensor()});
   GradBuckets buckets(model->parameters(), group, config.train().bucket_elements(),
-                      config.train().invariant().shards(), config.train().zero_stage());
+                      config.train().invariant().shards(), config.train().zero_stage(),
+                      mesh.nodes());
   const std::unique_ptr<Optimizer> optimizer = make_optimizer(config.train().optimizer(), buckets);
   std::vector<TensorPart> parts = training_parts(*model, buckets, *optimizer, world.size());
   StartState start = load_start(run.resume_path, config, corpus, parts);
@@ -298,7 +299,8 @@ Outcome run_logged(const configs::Config& config, const RunPaths& paths, bool fr
              counted(model->parameters().num_elements(), "parameter"),
              counted(world.size(), "rank"));
     log_info("optimizer state: {} on this rank, {}", counted(optimizer_bytes(parts), "byte"),
-             buckets.sliced() ? fmt::format("one of {} slices (train.zero_stage)", group.size())
+             buckets.sliced()
+                 ? fmt::format("one of {} slices (train.zero_stage)", buckets.slices().size())
              : mesh.tensor().size() > 1 ? "all of its part of the model"
                                         : "all of it");
     log_info("memory before the first step: {}", memory_report(device));
@@ -331,7 +333,8 @@ Outcome run_logged(const configs::Config& config, const RunPaths& paths, bool fr
   CheckpointWriter writer(paths.checkpoints(),
                           {config.checkpoint().keep(), config.checkpoint().keep_best()},
                           tokenizer_files, world.group(), [&] { run.folder->lease().check(); });
-  Agreement agreement(world.group(), mesh.data_on_host(), parts, world.host());
+  Agreement agreement(world.group(), mesh.data_on_host(), parts, world.host(),
+                      mesh.across_nodes_on_host());
   RunCheckpoints checkpoints(&writer, world.group(),
                              make_header(config, corpus, inputs, run.id, world.size()), parts,
                              run.resume_path.empty() ? std::nullopt : std::optional(resumed_from),

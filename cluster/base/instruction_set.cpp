@@ -50,8 +50,7 @@ InstructionSet choose() {
   const char* asked = std::getenv("BIRKHOFF_CPU");
   if (asked != nullptr && *asked == '\0') asked = nullptr;
   for (const NamedSet& each : kSets) {
-    // AMX only on request: no CPU that has it has run our kernels yet.
-    if (asked == nullptr ? each.set == InstructionSet::kAmxBf16 : each.name != asked) continue;
+    if (asked != nullptr && each.name != asked) continue;
     if (is_supported(each.set)) {
       if (asked != nullptr) limit_libraries(each);
       return each.set;

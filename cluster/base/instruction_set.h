@@ -15,11 +15,11 @@ enum class InstructionSet { kPortable, kAvx2, kAvx512, kAvx512Bf16, kAmxBf16 };
 bool is_supported(InstructionSet set);
 
 // The set that loops use: the one that the environment variable BIRKHOFF_CPU names (portable, avx2,
-// avx512, avx512_bf16 or amx_bf16), or else the widest up to avx512_bf16 that the CPU supports: no
-// CPU with AMX has run those kernels yet. It never changes within a process. If BIRKHOFF_CPU is
-// set, the first call also limits LibTorch, oneDNN and MKL to that set: it sets their environment
-// variables, except those that are set already, and they read them when they first compute.
-// Error(kUsage) if BIRKHOFF_CPU names no set, or one that the CPU lacks.
+// avx512, avx512_bf16 or amx_bf16), or else the widest that the CPU supports. It never changes
+// within a process. If BIRKHOFF_CPU is set, the first call also limits LibTorch, oneDNN and MKL to
+// that set: it sets their environment variables, except those that are set already, and they read
+// them when they first compute. Error(kUsage) if BIRKHOFF_CPU names no set, or one that the CPU
+// lacks.
 InstructionSet instruction_set();
 
 // The name as BIRKHOFF_CPU spells it.

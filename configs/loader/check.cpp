@@ -301,6 +301,10 @@ class ConsistencyCheck {
                    "sequence parallelism is not supported yet; must be 1, is {}",
                    config_.mesh().sequence());
     }
+    if (config_.mesh().zero_inside_nodes() && config_.train().zero_stage() == 0) {
+      config_error(places_, "mesh.zero_inside_nodes",
+                   "has no effect with train.zero_stage 0; set a stage, or leave it out");
+    }
     if (config_.mesh().ranks_per_node() > 0 && config_.train().invariant().shards() > 0) {
       config_error(places_, "mesh.ranks_per_node",
                    "must be 0 with train.invariant.shards, whose sums have one order on any number "

@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include "cluster/base/gpu/device.h"
+#include "launcher/measure/imitated_group.h"
 #include "launcher/measure/report.h"
 #include "runtime/tasks/task.h"
 
@@ -24,7 +25,8 @@ SyntheticTraining::SyntheticTraining(const configs::Config& config, std::int64_t
       batch_(make_task(config)->synthetic_batch(vocabulary, at::kCPU).to(device)),
       loss_scale_(loss_scale(config)),
       group_(make_single_group(device)),
-      model_(make_model(config, vocabulary, device)),
+      tensor_(imitated_tensor_axis(config.mesh().tensor(), device)),
+      model_(make_model(config, vocabulary, {device, tensor_.get()})),
       buckets_(model_->parameters(), *group_, config.train().bucket_elements()),
       optimizer_(make_optimizer(config.train().optimizer(), buckets_)),
       plain_(plain_config_.train(), *model_, *group_, *group_, buckets_, *optimizer_),

@@ -1,5 +1,6 @@
 // A model, its optimizer, and the training steps it takes on one batch of synthetic tokens, in one
-// process and without a loader. For `bench step` and `plan`.
+// process and without a loader. With mesh.tensor it is one rank's part of a model, and the others
+// are imitated. For `bench step` and `plan`.
 #pragma once
 
 #include <cstdint>
@@ -51,7 +52,7 @@ class SyntheticTraining {
   const at::Device device_;
   const Batch batch_;
   const double loss_scale_;
-  const std::unique_ptr<ProcessGroup> group_;
+  const std::unique_ptr<ProcessGroup> group_, tensor_;
   const std::unique_ptr<Model> model_;
   GradBuckets buckets_;
   const std::unique_ptr<Optimizer> optimizer_;

@@ -5,6 +5,7 @@
 
 #include <optional>
 
+#include "launcher/measure/imitated_group.h"
 #include "launcher/measure/peak_memory.h"
 #include "models/meta_operations.h"
 #include "runtime/tasks/task.h"
@@ -17,7 +18,8 @@ CountedModel::CountedModel(const configs::Config& config, std::int64_t vocabular
       vocabulary_(vocabulary),
       device_(device),
       one_(make_single_group(device)),
-      model_(make_model(config, vocabulary, device)),
+      tensor_(imitated_tensor_axis(config.mesh().tensor(), device)),
+      model_(make_model(config, vocabulary, {device, tensor_.get()})),
       buckets_(model_->parameters(), *one_, config.train().bucket_elements()) {}
 
 Batch CountedModel::batch(std::int64_t sequences) const {
@@ -55,8 +57,9 @@ double CountedModel::evaluate(std::int64_t sequences) {
 
 ModelSize size_of_model(const configs::Config& config, std::int64_t vocabulary) {
   const auto model = make_model(config, vocabulary, at::kMeta);
-  return {model->forward_flops_per_sequence(),
-          static_cast<double>(model->parameters().num_elements())};
+  const double ranks = config.mesh().tensor();
+  return {model->forward_flops_per_sequence() / ranks,
+          static_cast<double>(model->parameters().num_elements()) / ranks};
 }
 
 }  // namespace birkhoff

@@ -12,9 +12,9 @@
 
 namespace birkhoff {
 
-// Bytes of LibTorch's tensors, without parameters, gradients and the batch. On the CPU, passes use
-// the kernels that a run would use. On the meta device they take no memory; it has all operations
-// only for models without layers.
+// Bytes of LibTorch's tensors on a rank of mesh.tensor, without parameters, gradients and the
+// batch. On the CPU, passes use the kernels that a run would use. On the meta device they take no
+// memory; it has all operations only for models without layers.
 class CountedModel {
  public:
   // Error(kConfig) as make_model().
@@ -36,12 +36,13 @@ class CountedModel {
   const configs::Config config_;
   const std::int64_t vocabulary_;
   const c10::Device device_;
-  const std::unique_ptr<ProcessGroup> one_;
+  const std::unique_ptr<ProcessGroup> one_, tensor_;
   const std::unique_ptr<Model> model_;
   const GradBuckets buckets_;
 };
 
-// FLOPs of a sequence's forward pass, and elements of the parameters; found on the meta device.
+// FLOPs of a sequence's forward pass, and elements of the parameters; found on the meta device. Of
+// a rank of mesh.tensor: its share.
 struct ModelSize {
   double flops = 0, elements = 0;
 };

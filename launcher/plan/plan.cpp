@@ -58,10 +58,11 @@ class Planner {
         state_(rank_state(config_, request.vocabulary, request.ranks)),
         saved_(saved_state(config_, request.vocabulary, request.ranks)) {
     const configs::Train& train = config_.train();
-    for (int rank = 0; rank < request.ranks; ++rank) {
+    const int data_ranks = request.ranks / config_.mesh().tensor();
+    for (int rank = 0; rank < data_ranks; ++rank) {
       rows_ = std::max(
           rows_,
-          rank_share(train.global_batch(), train.invariant().shards(), rank, request.ranks).size());
+          rank_share(train.global_batch(), train.invariant().shards(), rank, data_ranks).size());
     }
     micro_batch_ =
         train.micro_batch() > 0 ? std::min<std::int64_t>(train.micro_batch(), rows_) : rows_;
@@ -93,7 +94,8 @@ class Planner {
   }
 
   double forward_flops() const {
-    return model_->forward_flops_per_sequence() * static_cast<double>(rows_);
+    return model_->forward_flops_per_sequence() * static_cast<double>(rows_) /
+           config_.mesh().tensor();
   }
   double backward_flops() const {
     return 2 * forward_flops() + (config_.train().recompute() ? layers_flops_ : 0);
@@ -245,12 +247,16 @@ class Planner {
   // and two levels say it themselves.
   double sent_to_other_nodes(const Exchange& exchange) const {
     if (!has_several_nodes()) return 0;
-    const double share =
-        static_cast<double>(request_.ranks - request_.ranks_per_node) / (request_.ranks - 1);
+    // Ranks of a replica are neighbors (cluster/mesh.h).
+    const int tensor = config_.mesh().tensor();
+    const int ranks = exchange.in_replica ? tensor : request_.ranks / tensor;
+    const int on_node = exchange.in_replica ? std::min(request_.ranks_per_node, tensor)
+                                            : std::max(1, request_.ranks_per_node / tensor);
+    if (ranks <= on_node) return 0;
+    const double share = static_cast<double>(ranks - on_node) / (ranks - 1);
     const double direct = exchange.sent_bytes - exchange.ring_bytes - exchange.inside_node_bytes -
                           exchange.between_nodes_bytes;
-    return direct * share + exchange.ring_bytes / request_.ranks_per_node +
-           exchange.between_nodes_bytes;
+    return direct * share + exchange.ring_bytes / on_node + exchange.between_nodes_bytes;
   }
 
   void add_communication() {
@@ -264,20 +270,17 @@ class Planner {
                      {"sent_to_other_nodes", "MB to other nodes", kMega}},
                     {}};
     Exchange total{.what = "total"};
-    const auto add = [&](const Exchange& each) {
+    double total_to_other_nodes = 0;
+    const auto add = [&](const Exchange& each, double to_other_nodes) {
       table.add(each.what, {static_cast<double>(each.operations), static_cast<double>(each.bytes),
-                            each.sent_bytes, sent_to_other_nodes(each)});
+                            each.sent_bytes, to_other_nodes});
     };
     for (const Exchange& each : state_.exchanges) {
-      add(each);
-      total.operations += each.operations;
-      total.bytes += each.bytes;
-      total.sent_bytes += each.sent_bytes;
-      total.ring_bytes += each.ring_bytes;
-      total.inside_node_bytes += each.inside_node_bytes;
-      total.between_nodes_bytes += each.between_nodes_bytes;
+      add(each, sent_to_other_nodes(each));
+      total_to_other_nodes += sent_to_other_nodes(each);
+      total.add(each, 1);
     }
-    add(total);
+    add(total, total_to_other_nodes);
     plan_.tables.push_back(std::move(table));
   }
 

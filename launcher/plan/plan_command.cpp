@@ -37,25 +37,21 @@ PlanRequest request_of(const PlanArguments& arguments, const configs::Config& co
   PlanRequest request;
   request.config = config;
   request.vocabulary = vocabulary_of(arguments, config);
-  request.ranks = arguments.ranks.value_or(std::max(1, config.mesh().data()));
-  if (config.mesh().data() != 0 && config.mesh().data() != request.ranks) {
+  const int of_axes = std::max(1, config.mesh().data()) * config.mesh().tensor();
+  request.ranks = arguments.ranks.value_or(of_axes);
+  if (config.mesh().data() != 0 && request.ranks != of_axes) {
     fail(ExitCode::kConfig,
          "mesh.data is {} but --ranks is {}: set mesh.data=0, or leave --ranks out",
          config.mesh().data(), request.ranks);
   }
-  if (config.mesh().tensor() > 1) {
-    fail(ExitCode::kConfig,
-         "mesh.tensor: {}: plans are for data-parallel ranks only; plan with mesh.tensor=1",
-         config.mesh().tensor());
-  }
   check_axes(config.mesh(), request.ranks);
-  const int of_mesh = config.mesh().ranks_per_node();
+  const int of_mesh = config.mesh().ranks_per_node() * config.mesh().tensor();
   request.ranks_per_node = arguments.ranks_per_node.value_or(of_mesh > 0 ? of_mesh : request.ranks);
   if (of_mesh > 0 && request.ranks_per_node != of_mesh) {
     fail(ExitCode::kUsage,
          "--ranks-per-node is {} but mesh.ranks_per_node is {}: leave the option out, or set "
          "mesh.ranks_per_node=0",
-         request.ranks_per_node, of_mesh);
+         request.ranks_per_node, config.mesh().ranks_per_node());
   }
   if (request.ranks % request.ranks_per_node != 0) {
     fail(ExitCode::kUsage, "--ranks-per-node {} does not divide the {}: choose a divisor",

@@ -1,17 +1,20 @@
 #include "launcher/plan/rank_state.h"
 
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
 
 #include <algorithm>
 #include <cctype>
 #include <map>
 #include <memory>
+#include <optional>
 #include <set>
 
-#include "cluster/two_levels.h"
+#include "data/batch/partition.h"
 #include "launcher/measure/synthetic_training.h"
 #include "models/meta_operations.h"
 #include "models/model.h"
+#include "models/parallel/token_slices.h"
 #include "runtime/gradients/grad_norm.h"
 #include "runtime/gradients/step_sums.h"
 #include "runtime/optimizers/optimizer.h"
@@ -22,96 +25,43 @@
 namespace birkhoff {
 namespace {
 
-// Rank 0 of a group whose operations do nothing but count. `gathers_in_rings`: as NcclGroup;
-// MpiGroup sends all slices directly.
-class CountingGroup : public ProcessGroup {
- public:
-  CountingGroup(int size, int node_ranks, at::Device device, bool gathers_in_rings,
-                std::vector<Exchange>& exchanges)
-      : ranks_{.rank = 0, .size = size, .node_ranks = std::max(1, node_ranks)},
-        device_(device),
-        rings_(gathers_in_rings),
-        exchanges_(exchanges) {}
-  const NodeRanks& ranks() const { return ranks_; }
-  int rank() const override { return 0; }
-  int size() const override { return ranks_.size; }
-  at::Device device() const override { return device_; }
-
- protected:
-  std::unique_ptr<Work> do_all_reduce(at::Tensor tensor, ReduceOp) override {
-    if (ranks_.two_levels()) return count_levels(2 * static_cast<double>(tensor.nbytes()));
-    const double half = share_of_others(tensor);  // then the sums are gathered
-    return count(2 * half, rings_ ? half : 0);
+// Of a mesh on the meta device, whose operations are counted.
+struct CountedRanks {
+  CountedRanks(const configs::Config& config, int num_ranks, std::vector<Exchange>& exchanges)
+      : tensor_size(config.mesh().tensor()),
+        data_size(num_ranks / tensor_size),
+        rings(config.device() == configs::Config::cuda),
+        data(node_ranks(config), at::kMeta, rings, &exchanges),
+        tensor({.rank = 0, .size = tensor_size, .node_ranks = 1}, at::kMeta, rings, &exchanges,
+               /*in_replica=*/true) {
+    if (!config.mesh().zero_inside_nodes()) return;
+    const int in_node = std::max(1, config.mesh().ranks_per_node());
+    inside.emplace(NodeRanks{.rank = 0, .size = in_node, .node_ranks = in_node}, at::kMeta, rings,
+                   &exchanges);
+    across.emplace(NodeRanks{.rank = 0, .size = data_size / in_node, .node_ranks = 1}, at::kMeta,
+                   rings, &exchanges);
   }
-  std::unique_ptr<Work> do_reduce_scatter(at::Tensor, at::Tensor input, ReduceOp) override {
-    if (ranks_.two_levels()) return count_levels(static_cast<double>(input.nbytes()));
-    return count(share_of_others(input));
+  NodeRanks node_ranks(const configs::Config& config) const {
+    return {
+        .rank = 0, .size = data_size, .node_ranks = std::max(1, config.mesh().ranks_per_node())};
   }
-  std::unique_ptr<Work> do_all_gather(at::Tensor output, at::Tensor) override {
-    if (ranks_.two_levels()) return count_levels(static_cast<double>(output.nbytes()));
-    const double sent = share_of_others(output);
-    return count(sent, rings_ ? sent : 0);
-  }
-  std::unique_ptr<Work> do_all_to_all(at::Tensor, std::vector<std::int64_t>, at::Tensor input,
-                                      std::vector<std::int64_t>) override {
-    return count(share_of_others(input));
-  }
-  std::unique_ptr<Work> do_broadcast(at::Tensor tensor, int) override {
-    return count(share_of_others(tensor));
-  }
-  std::unique_ptr<Work> do_barrier() override { return count(0); }
-
- private:
-  double share_of_others(const at::Tensor& tensor) const {
-    return static_cast<double>(tensor.nbytes()) * (size() - 1) / size();
+  std::optional<NodeGroups> nodes() {
+    if (!inside) return std::nullopt;
+    return NodeGroups{&*inside, &*across};
   }
 
-  std::unique_ptr<Work> count(double sent_bytes, double ring_bytes = 0) {
-    Exchange& exchange = next_operation();
-    exchange.sent_bytes += sent_bytes;
-    exchange.ring_bytes += ring_bytes;
-    return done_work();
-  }
-
-  // Of an exchange of this many bytes inside nodes, and of what a rank then owns between nodes.
-  std::unique_ptr<Work> count_levels(double bytes) {
-    const double ranks = ranks_.node_ranks, nodes = ranks_.nodes();
-    const double inside = bytes * (ranks - 1) / ranks,
-                 between = bytes / ranks * (nodes - 1) / nodes;
-    Exchange& exchange = next_operation();
-    exchange.sent_bytes += inside + between;
-    exchange.inside_node_bytes += inside;
-    exchange.between_nodes_bytes += between;
-    return done_work();
-  }
-
-  // Counts the operation that is being started, and its input.
-  Exchange& next_operation() {
-    const OperationRing::Entry entry = ring().current();
-    // The gradients of all buckets ("gradients of bucket 3") have one purpose.
-    const std::string what = entry.name.substr(0, entry.name.find(" of bucket "));
-    auto found = std::ranges::find(exchanges_, what, &Exchange::what);
-    if (found == exchanges_.end()) {
-      exchanges_.push_back({.what = what, .in_backward_pass = what == "gradients"});
-      found = exchanges_.end() - 1;
-    }
-    ++found->operations;
-    found->bytes += entry.bytes;
-    return *found;
-  }
-
-  const NodeRanks ranks_;
-  const at::Device device_;
-  const bool rings_;
-  std::vector<Exchange>& exchanges_;
+  const int tensor_size, data_size;
+  const bool rings;
+  ImitatedGroup data, tensor;
+  std::optional<ImitatedGroup> inside, across;
 };
 
 // The objects of rank 0 that hold its state.
 struct StatefulParts {
-  StatefulParts(const configs::Config& config, std::int64_t vocabulary, ProcessGroup& group)
-      : model(make_model(config, vocabulary, group.device())),
-        buckets(model->parameters(), group, config.train().bucket_elements(),
-                config.train().invariant().shards(), config.train().zero_stage()),
+  StatefulParts(const configs::Config& config, std::int64_t vocabulary, CountedRanks& ranks)
+      : model(make_model(config, vocabulary, {at::kMeta, &ranks.tensor})),
+        buckets(model->parameters(), ranks.data, config.train().bucket_elements(),
+                config.train().invariant().shards(), config.train().zero_stage(), ranks.nodes()),
         optimizer(make_optimizer(config.train().optimizer(), buckets)) {}
 
   const std::unique_ptr<Model> model;
@@ -136,46 +86,112 @@ class UnitRecord final : public ParameterSlices {
   ParameterSlices& slices_;
 };
 
-// The units in the order in which a forward pass uses them. Collective as the pass.
-std::vector<std::vector<int>> units_used(const configs::Config& config, std::int64_t vocabulary,
-                                         Model& model) {
+// A forward pass over `rows` sequences. Returns the units in the order in which it uses them.
+std::vector<std::vector<int>> forward_pass(const configs::Config& config, std::int64_t vocabulary,
+                                           std::int64_t rows, Model& model) {
   ParameterSlices* const slices = model.parameters().slices();
-  if (slices == nullptr) return {};
-  UnitRecord record(*slices);
-  model.parameters().set_slices(&record);
+  std::optional<UnitRecord> record;
+  if (slices != nullptr) model.parameters().set_slices(&record.emplace(*slices));
   const MetaOperations operations;
   const at::NoGradGuard no_gradients;
-  configs::Config one = config;
-  one.mutable_train()->set_global_batch(1);
-  model.loss_sums(make_task(one)->synthetic_batch(vocabulary, at::kMeta), std::nullopt);
+  configs::Config of_pass = config;
+  of_pass.mutable_train()->set_global_batch(static_cast<int>(rows));
+  const Batch batch = make_task(of_pass)->synthetic_batch(vocabulary, at::kMeta);
+  const NoiseKey noise{config.train().seed(), at::empty({1}, batch.sample_ids_B.options()), 0,
+                       batch.sample_ids_B, batch.global_size};
+  model.loss_sums(batch, noise);
   model.parameters().set_slices(slices);
-  return record.used;
+  return record ? record->used : std::vector<std::vector<int>>();
 }
 
-// The communication of a forward and a backward pass with ZeRO stages 2 and 3. Returns the most
-// memory that gathered values have in it, and the gradients of a unit and of the bucket that is
-// being sent.
-std::int64_t pass_over(const configs::Config& config, std::int64_t vocabulary, StatefulParts& parts,
-                       bool last) {
+// The exchanges between the ranks of a replica that `after` has and `before` has not.
+std::vector<Exchange> replica_exchanges(const std::vector<Exchange>& before,
+                                        const std::vector<Exchange>& after) {
+  std::vector<Exchange> difference;
+  for (Exchange each : after) {
+    if (!each.in_replica) continue;
+    for (const Exchange& then : before) {
+      if (then.what == each.what && then.in_replica) each.add(then, -1);
+    }
+    difference.push_back(each);
+  }
+  return difference;
+}
+
+void add_exchange(std::vector<Exchange>& exchanges, const Exchange& more) {
+  if (more.operations == 0) return;
+  const auto found = std::ranges::find_if(exchanges, [&](const Exchange& each) {
+    return each.what == more.what && each.in_replica == more.in_replica;
+  });
+  found == exchanges.end() ? exchanges.push_back(more) : found->add(more, 1);
+}
+
+// What the backward pass of a forward pass with these exchanges exchanges: gathered rows are
+// summed, sums gathered, and the inputs of products gathered again.
+void add_backward(const std::vector<Exchange>& forward, std::vector<Exchange>& exchanges) {
+  for (Exchange each : forward) {
+    const bool sums = each.what == kSummedRows;
+    if (!sums && each.what != kProductRows && each.what != kGatheredRows) continue;
+    if (each.what == kProductRows) add_exchange(exchanges, each);
+    // Both directions send as many bytes. The input of a sum is as long as the output of a gather.
+    const auto sent = static_cast<std::int64_t>(each.sent_bytes);
+    each.bytes += sums ? -sent : sent;
+    each.what = sums ? kGatheredRows : kSummedRows;
+    add_exchange(exchanges, each);
+  }
+}
+
+// What train.recompute adds: the forward pass of the layers once more.
+void add_layers_again(const configs::Config& config, std::int64_t vocabulary, std::int64_t rows,
+                      const std::vector<Exchange>& forward, std::vector<Exchange>& exchanges) {
+  configs::Config without_layers = config;
+  without_layers.mutable_model()->set_layers(0);
+  without_layers.mutable_mesh()->set_zero_inside_nodes(false);
+  std::vector<Exchange> rest;
+  CountedRanks ranks(without_layers, config.mesh().tensor(), rest);
+  forward_pass(without_layers, vocabulary, rows,
+               *make_model(without_layers, vocabulary, {at::kMeta, &ranks.tensor}));
+  for (const Exchange& each : replica_exchanges(rest, forward)) {
+    if (each.what == kProductRows || each.what == kGatheredRows || each.what == kSummedRows) {
+      add_exchange(exchanges, each);
+    }
+  }
+}
+
+// The communication of a forward and a backward pass. Returns the most memory that gathered values
+// have in it, and the gradients of a unit and of the bucket that is being sent: ZeRO stages 2 and
+// 3.
+std::int64_t pass_over(const configs::Config& config, std::int64_t vocabulary, std::int64_t rows,
+                       StatefulParts& parts, bool last, std::vector<Exchange>& exchanges) {
+  Parameters& parameters = parts.model->parameters();
+  std::vector<std::vector<int>> used;
+  if (parameters.slices() != nullptr || parameters.place().tensor != nullptr) {
+    const std::vector<Exchange> before = exchanges;
+    used = forward_pass(config, vocabulary, rows, *parts.model);
+    const std::vector<Exchange> forward = replica_exchanges(before, exchanges);
+    add_backward(forward, exchanges);
+    if (config.train().recompute()) {
+      add_layers_again(config, vocabulary, rows, forward, exchanges);
+    }
+  }
   if (!parts.buckets.passes_are_collective()) return 0;
-  const auto bytes_of = [&](auto GradBucket::*tensor) {
+  const auto bytes_of_values = [&] {
     std::int64_t bytes = 0;
     for (const GradBucket& bucket : parts.buckets.buckets()) {
-      bytes += static_cast<std::int64_t>((bucket.*tensor).storage().nbytes());
+      bytes += static_cast<std::int64_t>(bucket.values.storage().nbytes());
     }
     return bytes;
   };
-  std::vector<std::vector<int>> used = units_used(config, vocabulary, *parts.model);
   std::int64_t gathered = 0;
   parts.buckets.begin_pass(last);
   std::ranges::reverse(used);
   for (const std::vector<int>& units : used) {
-    parts.model->parameters().slices()->use_in_backward(units);
-    gathered = std::max(gathered, bytes_of(&GradBucket::values));
+    parameters.slices()->use_in_backward(units);
+    gathered = std::max(gathered, bytes_of_values());
   }
   parts.buckets.end_pass();
   std::map<int, std::int64_t> of_units;
-  for (const Parameter& parameter : parts.model->parameters().list()) {
+  for (const Parameter& parameter : parameters.list()) {
     of_units[parameter.unit] += static_cast<std::int64_t>(parameter.value.nbytes());
   }
   std::int64_t of_unit = 0, of_bucket = 0;
@@ -212,19 +228,17 @@ std::int64_t memory_bytes(const std::vector<at::Tensor>& tensors) {
 
 RankState rank_state(const configs::Config& config, std::int64_t vocabulary, int num_ranks) {
   RankState state;
-  const bool is_gpu = config.device() == configs::Config::cuda;
-  CountingGroup group(num_ranks, config.mesh().ranks_per_node(), at::kMeta, is_gpu,
-                      state.exchanges);
-  StatefulParts parts(config, vocabulary, group);
+  CountedRanks ranks(config, num_ranks, state.exchanges);
+  StatefulParts parts(config, vocabulary, ranks);
   std::vector<at::Tensor> values, gradients;
   for (const GradBucket& bucket : parts.buckets.buckets()) {
     values.insert(values.end(), {bucket.values, bucket.own_values});
     gradients.insert(gradients.end(), {bucket.gradients, bucket.own_gradients});
-    if (num_ranks == 1 || is_gpu) continue;
+    if (ranks.data_size == 1 || ranks.rings) continue;
     auto received = static_cast<std::int64_t>(bucket.gradients.nbytes());
     // The sums of a node, and those of nodes.
-    const NodeRanks& ranks = group.ranks();
-    if (ranks.two_levels()) received += 2 * received / ranks.node_ranks;
+    const NodeRanks nodes = ranks.node_ranks(config);
+    if (nodes.two_levels()) received += 2 * received / nodes.node_ranks;
     state.exchange_bytes = std::max(state.exchange_bytes, received);
   }
   for (const Statistic& statistic : parts.model->parameters().statistics()) {
@@ -238,19 +252,30 @@ RankState rank_state(const configs::Config& config, std::int64_t vocabulary, int
 
   // The communication of TrainingStep's two halves.
   const std::int64_t num_shards = config.train().invariant().shards();
-  const Interval mine = partition(num_shards, 0, num_ranks);
+  const Interval mine = partition(num_shards, 0, ranks.data_size);
   for (std::int64_t shard = 1; shard < mine.size(); ++shard) {
     parts.buckets.next_shard(/*one_pass=*/false);
   }
-  for (std::int64_t left = TrainingStep::num_passes(config.train(), num_ranks); left > 0; --left) {
-    state.passing_bytes = pass_over(config, vocabulary, parts, /*last=*/left == 1);
+  std::int64_t rows =
+      rank_share(config.train().global_batch(), num_shards, 0, ranks.data_size).size();
+  const std::int64_t micro_batch =
+      config.train().micro_batch() > 0 ? config.train().micro_batch() : rows;
+  for (std::int64_t left = TrainingStep::num_passes(config.train(), ranks.data_size); left > 0;
+       --left) {
+    const std::int64_t of_pass = std::min(micro_batch, rows);
+    state.passing_bytes =
+        pass_over(config, vocabulary, of_pass, parts, /*last=*/left == 1, state.exchanges);
+    rows = std::max<std::int64_t>(rows - of_pass, std::min<std::int64_t>(rows, 1));
   }
   const StepSums sums(*parts.model, num_shards);
   parts.buckets.finish_reducing(sums.tensors());
-  gradient_chunk_sums(parts.buckets);
+  const at::Tensor chunk_sums = gradient_chunk_sums(parts.buckets);
+  if (ranks.tensor_size > 1) {
+    ranks.tensor.all_reduce(chunk_sums.narrow(0, 0, 1), ReduceOp::kSum, kGradientNorm);
+  }
   if (num_ranks > 1) {
-    CountingGroup world(num_ranks, /*node_ranks=*/1, at::kCPU, /*gathers_in_rings=*/false,
-                        state.exchanges);
+    ImitatedGroup world({.rank = 0, .size = num_ranks, .node_ranks = 1}, at::kCPU,
+                        /*gathers_in_rings=*/false, &state.exchanges);
     world.all_reduce(TrainingStep::blank_votes(num_ranks), ReduceOp::kSum,
                      TrainingStep::kVotesName);
   }
@@ -262,9 +287,12 @@ SavedState saved_state(const configs::Config& config, std::int64_t vocabulary, i
   // Without slices every rank lists all state, with the owners that slices would have.
   configs::Config whole = config;
   whole.mutable_train()->set_zero_stage(0);
+  whole.mutable_mesh()->set_tensor(1);
+  whole.mutable_mesh()->set_ranks_per_node(0);
+  whole.mutable_mesh()->set_zero_inside_nodes(false);
   std::vector<Exchange> unused;
-  CountingGroup group(num_ranks, /*node_ranks=*/1, at::kMeta, /*gathers_in_rings=*/false, unused);
-  const StatefulParts parts(whole, vocabulary, group);
+  CountedRanks ranks(whole, num_ranks, unused);
+  const StatefulParts parts(whole, vocabulary, ranks);
   const std::vector<TensorPart> state =
       training_parts(*parts.model, parts.buckets, *parts.optimizer, num_ranks);
   SavedState saved{.size = checkpoint_size(typical_header(config, vocabulary), state, num_ranks)};

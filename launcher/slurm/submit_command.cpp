@@ -141,13 +141,6 @@ void check_site(const SubmitArguments& arguments, const configs::Site& site,
 void check_memory(const SubmitArguments& arguments, const configs::Site& site,
                   const configs::Config& config, int ranks, std::ostream& err) {
   if (site.rank_memory_gb() == 0) return;
-  if (config.mesh().tensor() > 1) {
-    err << fmt::format(
-        "birkhoff: warning: mesh.tensor: {}: plans are for data-parallel ranks only, so "
-        "rank_memory_gb is not checked\n",
-        config.mesh().tensor());
-    return;
-  }
   PlanRequest request;
   request.config = config;
   request.vocabulary = Corpus(config.data().corpus()).manifest().tokenizer().vocabulary();

@@ -28,9 +28,9 @@ ProcessGroup& saved_group(AutogradContext* context) {
       static_cast<std::intptr_t>(context->saved_data["group"].toInt()));
 }
 
-at::Tensor all_gather_rows(ProcessGroup& group, const at::Tensor& x_nC) {
+at::Tensor all_gather_rows(ProcessGroup& group, const at::Tensor& x_nC, const char* name) {
   at::Tensor x_NC = at::empty({group.size() * x_nC.size(0), x_nC.size(1)}, x_nC.options());
-  group.all_gather(x_NC, x_nC.contiguous(), "tokens");
+  group.all_gather(x_NC, x_nC.contiguous(), name);
   return x_NC;
 }
 
@@ -42,7 +42,7 @@ struct PendingSum {
 PendingSum start_sum(ProcessGroup& group, const at::Tensor& x_NC) {
   PendingSum sum{x_NC.contiguous(), {}, nullptr};
   sum.slice_nC = at::empty({x_NC.size(0) / group.size(), x_NC.size(1)}, x_NC.options());
-  sum.work = group.reduce_scatter_async(sum.slice_nC, sum.x_NC, ReduceOp::kSum, "sums of tokens");
+  sum.work = group.reduce_scatter_async(sum.slice_nC, sum.x_NC, ReduceOp::kSum, kSummedRows);
   return sum;
 }
 at::Tensor sum_rows(ProcessGroup& group, const at::Tensor& x_NC) {
@@ -55,7 +55,7 @@ at::Tensor sum_rows(ProcessGroup& group, const at::Tensor& x_NC) {
 template <bool gathers>
 struct ExchangeRows : torch::autograd::Function<ExchangeRows<gathers>> {
   static at::Tensor exchange(bool gather, ProcessGroup& group, const at::Tensor& x) {
-    return gather ? all_gather_rows(group, x) : sum_rows(group, x);
+    return gather ? all_gather_rows(group, x, kGatheredRows) : sum_rows(group, x);
   }
   static at::Tensor forward(AutogradContext* context, const at::Tensor& x, ProcessGroup* group) {
     save_group(context, *group);
@@ -77,7 +77,7 @@ struct GatherLinear : torch::autograd::Function<GatherLinear> {
     context->set_materialize_grads(false);  // x_NC may be unused
     context->save_for_backward({x_nC, weight_OC});
     context->saved_data["bias"] = !bias_O.empty();
-    const at::Tensor x_NC = all_gather_rows(*group, x_nC);
+    const at::Tensor x_NC = all_gather_rows(*group, x_nC, kProductRows);
     const auto bias = bias_O.empty() ? std::nullopt : std::optional<at::Tensor>(bias_O[0]);
     return {at::linear(x_NC, weight_OC, bias), x_NC};
   }
@@ -89,7 +89,7 @@ struct GatherLinear : torch::autograd::Function<GatherLinear> {
     const at::Tensor &x_nC = saved[0], &weight_OC = saved[1], &d_y_NO = gradients[0];
     at::Tensor x_NC = at::empty({group.size() * x_nC.size(0), x_nC.size(1)}, x_nC.options());
     const at::Tensor mine_nC = x_nC.contiguous();
-    const auto gather = group.all_gather_async(x_NC, mine_nC, "tokens");
+    const auto gather = group.all_gather_async(x_NC, mine_nC, kProductRows);
     at::Tensor d_x_NC = at::matmul(d_y_NO, weight_OC);
     if (gradients[1].defined()) d_x_NC = d_x_NC + gradients[1];
     gather->wait();

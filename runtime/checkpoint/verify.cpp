@@ -56,8 +56,6 @@ void check_crc(std::uint32_t crc, std::uint32_t expected, const ManifestTensor& 
 
 namespace {
 
-constexpr std::int64_t kPieceBytes = 8 << 20;
-
 [[noreturn]] void fail_hash(const std::string& path) {
   fail(ExitCode::kCheckpoint, "{}: damaged: its hash is not the manifest's; use another checkpoint",
        path);
@@ -85,7 +83,8 @@ bool holds_non_finite(const std::byte* data, std::size_t num_bytes, const std::s
 
 // One pass over header and tensors, which together are the whole file. Returns the first tensor
 // that holds a non-finite value; empty if none does.
-std::string verify_tensor_file(const std::string& path, const CheckpointManifest::File& file,
+std::string verify_tensor_file(const std::string& path, const CheckpointManifest& manifest,
+                               const CheckpointManifest::File& file,
                                const std::vector<const ManifestTensor*>& tensors) {
   const SafetensorsReader reader(path);
   std::map<const SafetensorsEntry*, const ManifestTensor*> listed;
@@ -95,24 +94,31 @@ std::string verify_tensor_file(const std::string& path, const CheckpointManifest
   Xxh3Hasher hasher;
   const std::string header = reader.header_bytes();
   hasher.update(header.data(), header.size());
-  std::vector<std::byte> piece(static_cast<std::size_t>(std::min(kPieceBytes, file.bytes())));
+  const bool has_blocks = manifest.version() > 1;
+  const std::int64_t piece_bytes = has_blocks ? manifest.block_bytes() : 8 << 20;
+  std::vector<std::byte> piece(static_cast<std::size_t>(std::min(piece_bytes, file.bytes())));
   std::string non_finite;
   for (const SafetensorsEntry& entry : reader.entries()) {
-    std::uint32_t crc = 0;
-    for (std::int64_t at = entry.begin; at < entry.end; at += kPieceBytes) {
-      const auto length = static_cast<std::size_t>(std::min(kPieceBytes, entry.end - at));
-      reader.read(piece.data(), length, at);
-      hasher.update(piece.data(), length);
-      crc = crc32c(piece.data(), length, crc);
-      if (non_finite.empty() && holds_non_finite(piece.data(), length, entry.dtype)) {
-        non_finite = entry.name;
-      }
-    }
     if (!listed.contains(&entry)) {
       fail(ExitCode::kCheckpoint, "{}: tensor '{}' is not in the manifest; use another checkpoint",
            path, entry.name);
     }
-    check_crc(crc, listed.at(&entry)->crc32c(), *listed.at(&entry), path);
+    const ManifestTensor& tensor = *listed.at(&entry);
+    std::uint32_t crc = 0;
+    int block = 0;
+    for (std::int64_t at = entry.begin; at < entry.end; at += piece_bytes) {
+      const auto length = static_cast<std::size_t>(std::min(piece_bytes, entry.end - at));
+      reader.read(piece.data(), length, at);
+      hasher.update(piece.data(), length);
+      crc = crc32c(piece.data(), length, crc);
+      if (has_blocks) {
+        check_crc(crc32c(piece.data(), length), tensor.block_crc32c(block++), tensor, path);
+      }
+      if (non_finite.empty() && holds_non_finite(piece.data(), length, entry.dtype)) {
+        non_finite = entry.name;
+      }
+    }
+    check_crc(crc, tensor.crc32c(), tensor, path);
   }
   if (hasher.hex_digest() != file.hash()) {
     fail_hash(path);
@@ -127,7 +133,7 @@ std::string verify_file(const CheckpointFolder& checkpoint, const TensorsOfFile&
   const std::string path = (checkpoint.path / file.name()).string();
   check_size(path, file);
   if (const auto found = tensors.find(file.name()); found != tensors.end()) {
-    return verify_tensor_file(path, file, found->second);
+    return verify_tensor_file(path, checkpoint.manifest, file, found->second);
   }
   if (xxh3_hex(File::open_for_read(path, ExitCode::kCheckpoint)) != file.hash()) fail_hash(path);
   return "";

@@ -27,6 +27,8 @@ struct GradBucket {
 
   std::int64_t elements() const { return values.size(0); }
 
+  int number = 0;  // among the buckets
+
   // 1-D, of equal length, a multiple of kAlignment * ranks; the padding between slots is zero. The
   // parameters and their gradients are views of them. With ZeRO stage 3 values have memory only
   // while they are used, and with stages 2 and 3 gradients only during the backward pass.

@@ -60,11 +60,14 @@ class GradBuckets::MemoryHook : public torch::autograd::FunctionPreHook {
 };
 
 GradBuckets::GradBuckets(Parameters& parameters, ProcessGroup& group, std::int64_t bucket_elements,
-                         std::int64_t num_shards, int zero_stage)
+                         std::int64_t num_shards, int zero_stage, std::optional<NodeGroups> nodes)
     : group_(group),
       parameters_(parameters),
       place_(parameters.place()),
-      stage_(group.size() > 1 ? zero_stage : 0) {
+      slices_(nodes ? *nodes->inside : group),
+      copies_(nodes && nodes->across->size() > 1 ? nodes->across : nullptr),
+      stage_(slices_.size() > 1 ? zero_stage : 0) {
+  require(!nodes || num_shards == 0, "virtual shards have no nodes");
   require(bucket_elements > 0, "the bucket size is positive");
   std::vector<const Parameter*> divided, whole;
   for (auto parameter = parameters.list().rbegin(); parameter != parameters.list().rend();
@@ -75,6 +78,7 @@ GradBuckets::GradBuckets(Parameters& parameters, ProcessGroup& group, std::int64
   add_buckets(whole, bucket_elements, /*divided=*/false);
   missing_.resize(buckets_.size());
   running_.resize(buckets_.size());
+  between_.resize(buckets_.size());
   added_.resize(buckets_.size());
   if (num_shards > 0) {
     for (const GradBucket& bucket : buckets_) {
@@ -82,7 +86,7 @@ GradBuckets::GradBuckets(Parameters& parameters, ProcessGroup& group, std::int64
     }
   }
   if (values_are_sliced()) {
-    gathered_.emplace(group_, buckets_, buckets_of_);
+    gathered_.emplace(slices_, buckets_, buckets_of_);
     parameters_.set_slices(this);
   }
 }
@@ -124,9 +128,10 @@ void GradBuckets::add_bucket(const std::vector<const Parameter*>& members, bool 
     end = round_up(end + value.numel(), GradBucket::kAlignment);
   }
   const std::int64_t length = round_up(end, GradBucket::kAlignment * group_.size());
-  const std::int64_t slice = length / group_.size();
-  bucket.owned =
-      sliced() ? Interval{group_.rank() * slice, (group_.rank() + 1) * slice} : Interval{0, length};
+  const std::int64_t slice = length / slices_.size();
+  bucket.owned = sliced() ? Interval{slices_.rank() * slice, (slices_.rank() + 1) * slice}
+                          : Interval{0, length};
+  bucket.number = static_cast<int>(buckets_.size());
   bucket.values = at::zeros({length}, members.front()->value.options().requires_grad(false));
   bucket.gradients = at::zeros_like(bucket.values);
   for (std::size_t i = 0; i < members.size(); ++i) {
@@ -162,7 +167,9 @@ void GradBuckets::keep_own(GradBucket& bucket) const {
 }
 
 int GradBuckets::owner(const GradBucket& bucket, std::int64_t offset) const {
-  return static_cast<int>(offset / (bucket.elements() / group_.size()));
+  const auto slice = static_cast<int>(offset / (bucket.elements() / slices_.size()));
+  // Nodes take turns.
+  return bucket.number % (group_.size() / slices_.size()) * slices_.size() + slice;
 }
 
 void GradBuckets::zero_gradients() {
@@ -237,7 +244,7 @@ void GradBuckets::launch_next() {
   } else if (sliced()) {
     at::Tensor sums = bucket.own_gradients;
     if (reduces_each_pass() && !first_pass_) sums = added_[i] = at::empty_like(sums);
-    running_[i] = group_.reduce_scatter_async(sums, bucket.gradients, ReduceOp::kSum, name);
+    running_[i] = slices_.reduce_scatter_async(sums, bucket.gradients, ReduceOp::kSum, name);
   } else if (group_.size() > 1) {
     running_[i] = group_.all_reduce_async(bucket.gradients, ReduceOp::kSum, name);
   }
@@ -250,9 +257,20 @@ void GradBuckets::retire_next() {
     shard_reductions_[i].combine(fmt::format("gradient sums of bucket {}", i));
     if (stage_ > 1) shard_reductions_[i].finish();
   }
-  if (added_[i].defined()) buckets_[i].own_gradients.add_(added_[i]);
-  added_[i].reset();
   if (stage_ > 1) free_memory(buckets_[i].gradients);
+  if (sliced() && copies_ != nullptr) {
+    between_[i] =
+        copies_->all_reduce_async(added_[i].defined() ? added_[i] : buckets_[i].own_gradients,
+                                  ReduceOp::kSum, fmt::format("gradients of bucket {}", i));
+  }
+  if (i > 0) finish_sums(i - 1);
+  if (i + 1 == buckets_.size()) finish_sums(i);
+}
+
+void GradBuckets::finish_sums(std::size_t bucket) {
+  if (auto work = std::move(between_[bucket]); work != nullptr) work->wait();
+  if (added_[bucket].defined()) buckets_[bucket].own_gradients.add_(added_[bucket]);
+  added_[bucket].reset();
 }
 
 void GradBuckets::finish_reducing(const std::vector<at::Tensor>& sums) {
@@ -285,8 +303,8 @@ void GradBuckets::all_gather_parameters() {
   std::vector<std::unique_ptr<Work>> gathers;
   for (std::size_t i = 0; i < buckets_.size(); ++i) {
     const GradBucket& bucket = buckets_[i];
-    gathers.push_back(group_.all_gather_async(bucket.values, bucket.own_values,
-                                              fmt::format("values of bucket {}", i)));
+    gathers.push_back(slices_.all_gather_async(bucket.values, bucket.own_values,
+                                               fmt::format("values of bucket {}", i)));
   }
   for (auto& gather : gathers) gather->wait();
 }

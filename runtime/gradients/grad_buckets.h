@@ -9,7 +9,7 @@
 // sums of only its slices and updates only those. Stage 2: each backward pass adds its sums to the
 // slices, and the gradients of a bucket are freed once they are sent. Stage 3: so are the values
 // (runtime/gradients/gathered_values.h). All stages have the same buckets, so they compute the same
-// bits.
+// bits. Slices of a node's ranks are added up inside nodes and then between nodes.
 //
 // If a model is divided over a tensor-parallel group, parameters that every rank of it holds have
 // buckets of their own, the last ones: their gradients are also added up over that group.
@@ -26,6 +26,7 @@
 #include "cluster/base/collectives/process_group.h"
 #include "cluster/base/interval.h"
 #include "cluster/base/tensors/parameters.h"
+#include "cluster/mesh.h"
 #include "runtime/gradients/gathered_values.h"
 #include "runtime/gradients/grad_bucket.h"
 #include "runtime/gradients/shard_reduction.h"
@@ -36,10 +37,12 @@ class GradBuckets : private ParameterSlices {
  public:
   // Moves the parameters' values into buckets of about `bucket_elements` (a larger parameter gets
   // its own bucket) and gives the parameters gradients. With num_shards > 0 gradients are summed
-  // over that many virtual shards (configs.Invariant). zero_stage: 0 (off) to 3. `parameters` and
-  // `group` must outlive the buckets. Local.
+  // over that many virtual shards (configs.Invariant). zero_stage: 0 (off) to 3. nodes: slices are
+  // those of the ranks inside a node, and nodes hold copies; not with virtual shards. `parameters`
+  // and the groups must outlive the buckets. Local.
   GradBuckets(Parameters& parameters, ProcessGroup& group, std::int64_t bucket_elements,
-              std::int64_t num_shards = 0, int zero_stage = 0);
+              std::int64_t num_shards = 0, int zero_stage = 0,
+              std::optional<NodeGroups> nodes = std::nullopt);
   ~GradBuckets() override;
   GradBuckets(const GradBuckets&) = delete;
   GradBuckets& operator=(const GradBuckets&) = delete;
@@ -47,9 +50,12 @@ class GradBuckets : private ParameterSlices {
   std::vector<GradBucket>& buckets() { return buckets_; }
   const std::vector<GradBucket>& buckets() const { return buckets_; }
   ProcessGroup& group() const { return group_; }
+  // The ranks that have the slices: the group, or those of a node.
+  ProcessGroup& slices() const { return slices_; }
   // The ranks that hold the other parts of the model.
   const ModelPlacement& place() const { return place_; }
-  // Rank of the group that owns an element of a bucket: each rank owns one of size() equal slices.
+  // Rank of the group that owns an element of a bucket: each rank of slices() has one of as many
+  // equal slices. Of ranks with the same slice, one.
   int owner(const GradBucket& bucket, std::int64_t offset) const;
   // Whether each rank updates only its own slices: ZeRO, on more than one rank.
   bool sliced() const { return stage_ > 0; }
@@ -98,11 +104,14 @@ class GradBuckets : private ParameterSlices {
   void launch_next();
   // Waits for the reduction of the first launched bucket that still runs, and frees its gradients.
   void retire_next();
+  void finish_sums(std::size_t bucket);  // waits for own_gradients
 
   ProcessGroup& group_;
   Parameters& parameters_;
   const ModelPlacement place_;
-  const int stage_;  // 0 on one rank
+  ProcessGroup& slices_;
+  ProcessGroup* const copies_;  // the ranks that have the same slice; null: none
+  const int stage_;             // 0 without slices
   std::vector<GradBucket> buckets_;
   std::vector<std::vector<std::size_t>> buckets_of_;  // by unit
   std::optional<GatheredValues> gathered_;            // stage 3
@@ -113,6 +122,7 @@ class GradBuckets : private ParameterSlices {
   std::vector<std::unique_ptr<Work>> running_;  // their reductions, if no virtual shards
   std::vector<at::Tensor> added_;  // what a pass adds to own_gradients, if not the first
   std::vector<ShardReduction> shard_reductions_;  // one for each bucket, if virtual shards
+  std::vector<std::unique_ptr<Work>> between_;    // of running_, the sums between nodes
   bool first_pass_ = true;                        // of the step
   bool reducing_ = false, discarding_ = false;
 };

@@ -46,7 +46,7 @@ void sum_on_gpu(const std::vector<at::Tensor>& tensors, double* sums) {
 // all other ranks leave a zero. The chunk's last elements may lie in later slices, so ranks first
 // exchange the heads of their slices, as far as a chunk may need them.
 std::vector<at::Tensor> chunk_sums_of_slices(const GradBuckets& buckets) {
-  ProcessGroup& group = buckets.group();
+  ProcessGroup& group = buckets.slices();
   const auto head_length = [](Interval slice) { return std::min(slice.size(), kSumChunk); };
   std::vector<at::Tensor> heads;
   for (const auto& bucket : buckets.buckets()) {
@@ -132,7 +132,7 @@ at::Tensor gradient_chunk_sums(const GradBuckets& buckets) {
   }
   const at::Tensor chunk_sums = at::cat(chunk_sums_of_slices(buckets));
   // One rank summed each chunk, so adding zeros over the ranks is exact.
-  buckets.group().all_reduce(chunk_sums, ReduceOp::kSum, "gradient norm");
+  buckets.slices().all_reduce(chunk_sums, ReduceOp::kSum, kGradientNorm);
   return chunk_sums;
 }
 
@@ -150,7 +150,7 @@ double norm_of_chunk_sums(const GradBuckets& buckets, const at::Tensor& chunk_su
   if (ProcessGroup* const tensor = buckets.place().tensor; tensor != nullptr) {
     const at::Tensor sum =
         at::full({1}, of_divided, at::TensorOptions(at::kDouble).device(tensor->device()));
-    tensor->all_reduce(sum, ReduceOp::kSum, "gradient norm");
+    tensor->all_reduce(sum, ReduceOp::kSum, kGradientNorm);
     of_divided = sum.item<double>();
   }
   return std::sqrt(of_divided + of_whole);

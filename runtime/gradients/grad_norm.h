@@ -20,6 +20,9 @@ at::Tensor chunk_sums_of_squares(const std::vector<at::Tensor>& tensors);
 // Collective over the buckets' group if they are sliced, else local; asynchronous.
 at::Tensor gradient_chunk_sums(const GradBuckets& buckets);
 
+// What reductions of the norm are for.
+inline constexpr char kGradientNorm[] = "gradient norm";
+
 // The Euclidean norm of all reduced gradients in the buckets: these sums, added in order. The same
 // bits for any number of threads, with and without slices, and, for equal gradients, for any number
 // of data-parallel ranks and on every device. Not finite if any gradient is not. Waits for the

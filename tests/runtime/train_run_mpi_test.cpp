@@ -137,6 +137,27 @@ TEST_F(TrainRunMpi, InNodesZeroChangesNoBit) {
   EXPECT_EQ(train(config(4, {nodes, "train.zero_stage=1"}), "parts"), Outcome::kDone);
   EXPECT_EQ(train(config(8, {nodes}), "parts"), Outcome::kDone);
   EXPECT_EQ(train(config(8), "flat"), Outcome::kDone);
+  // In slices of a node, which the nodes have copies of.
+  const std::string one_pass = "train.micro_batch=0";
+  EXPECT_EQ(train(config(8, {nodes, one_pass}), "one"), Outcome::kDone);
+  if (nodes != "mesh.data=0") {
+    const std::string inside = "mesh.zero_inside_nodes=true";
+    for (const std::string stage : {"1", "2", "3"}) {
+      const std::string run = "inside" + stage, zero = "train.zero_stage=" + stage;
+      EXPECT_EQ(train(config(4, {nodes, one_pass, inside, zero, "agreement.every=1"}), run),
+                Outcome::kDone);
+      EXPECT_EQ(train(config(8, {nodes, one_pass}), run), Outcome::kDone);
+      if (rank() == 0) {
+        EXPECT_EQ(checksums(run), checksums("one")) << stage;
+      }
+    }
+    // Several passes add in another order.
+    EXPECT_EQ(train(config(8, {nodes, inside, "train.zero_stage=3"}), "passes"), Outcome::kDone);
+    if (rank() == 0) {
+      EXPECT_NEAR(figures("passes").back().at("loss").get<double>(),
+                  figures("whole").back().at("loss").get<double>(), 1e-4);
+    }
+  }
   if (rank() != 0) return;
   EXPECT_FALSE(checksums("whole").empty());
   EXPECT_EQ(checksums("parts"), checksums("whole"));

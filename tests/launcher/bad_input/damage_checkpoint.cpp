@@ -2,6 +2,7 @@
 // same name.
 #include <google/protobuf/util/json_util.h>
 
+#include <algorithm>
 #include <cstring>
 #include <nlohmann/json.hpp>
 #include <stdexcept>
@@ -39,7 +40,13 @@ void forge_tensor(const std::string& folder, const std::string& file, const std:
   accept_file(folder, file);
   edit_checkpoint(folder, [&](configs::CheckpointManifest& manifest) {
     for (auto& entry : *manifest.mutable_tensor()) {
-      if (entry.key() == tensor) entry.set_crc32c(crc32c(&bytes[begin], end - begin));
+      if (entry.key() != tensor) continue;
+      entry.set_crc32c(crc32c(&bytes[begin], end - begin));
+      entry.clear_block_crc32c();
+      const auto block = static_cast<std::size_t>(manifest.block_bytes());
+      for (std::size_t at = begin; at < end; at += block) {
+        entry.add_block_crc32c(crc32c(&bytes[at], std::min(block, end - at)));
+      }
     }
   });
 }

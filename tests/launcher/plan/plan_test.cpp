@@ -52,18 +52,19 @@ configs::Config config_of(const std::vector<std::string>& settings = {}) {
 
 // The model, state and step of one rank, on synthetic tokens.
 struct RankTraining {
-  RankTraining(const configs::Config& config_in, ProcessGroup& group)
+  RankTraining(const configs::Config& config_in, const MeshRank& of_mesh)
       : config(config_in),
-        model(make_model(config, kVocabulary, group.device())),
-        buckets(model->parameters(), group, config.train().bucket_elements(),
+        rank(of_mesh),
+        model(make_model(config, kVocabulary, {at::kCPU, &rank.tensor})),
+        buckets(model->parameters(), rank.data, config.train().bucket_elements(),
                 config.train().invariant().shards(), config.train().zero_stage()),
         optimizer(make_optimizer(config.train().optimizer(), buckets)),
-        step(config.train(), *model, group, group, buckets, *optimizer, nullptr,
-             buckets.passes_are_collective() ? &group : nullptr) {}
+        step(config.train(), *model, rank.data, rank.world, buckets, *optimizer) {}
 
   void take_step(const Batch& batch) { step.update(step.sum_gradients(batch, 1, 1), 1, 1); }
 
   const configs::Config config;
+  const MeshRank rank;
   const std::unique_ptr<Model> model;
   GradBuckets buckets;
   const std::unique_ptr<Optimizer> optimizer;
@@ -80,7 +81,39 @@ Batch batch_of_rank(const configs::Config& config, const ProcessGroup& group) {
   return batch;
 }
 
-using Counted = std::map<std::string, std::pair<std::int64_t, std::int64_t>>;  // operations, bytes
+// Operations and bytes by purpose, and whether they are between the ranks of a replica.
+using Counted = std::map<std::pair<std::string, bool>, std::pair<std::int64_t, std::int64_t>>;
+
+void expect_exchanges(int data, const configs::Config& config) {
+  const int tensor = config.mesh().tensor();
+  Counted expected;
+  for (const Exchange& each : rank_state(config, kVocabulary, data * tensor).exchanges) {
+    if (each.bytes == 0) continue;
+    expected[{each.what, each.in_replica}] = {each.operations, each.bytes};
+    EXPECT_EQ(each.sent_bytes > 0,
+              data > 1 || each.in_replica || each.what == "decisions of the step")
+        << each.what;
+  }
+  if (data == 1) std::erase_if(expected, [](const auto& each) { return !each.first.second; });
+  EXPECT_EQ(expected.empty(), data * tensor == 1);
+  run_mesh(data, tensor, [&](const MeshRank& rank) {
+    RankTraining training(config, rank);
+    training.take_step(batch_of_rank(config, rank.data));
+    if (rank.world.rank() != 0) return;
+    Counted counted;
+    for (const ProcessGroup* group : {&rank.data, &rank.tensor, &rank.world}) {
+      if (data == 1 && group != &rank.tensor) continue;
+      for (const OperationRing::Entry& entry : group->ring().entries()) {
+        auto& [operations, bytes] =
+            counted[{entry.name.substr(0, entry.name.find(" of bucket ")), group == &rank.tensor}];
+        ++operations;
+        bytes += entry.bytes;
+      }
+      EXPECT_LE(group->ring().total_operations(), OperationRing::kCapacity) << "all were seen";
+    }
+    EXPECT_EQ(counted, expected);
+  });
+}
 
 TEST(Plan, CommunicationIsWhatTheProcessGroupCounts) {
   for (const int ranks : {1, 2, 3}) {
@@ -88,48 +121,45 @@ TEST(Plan, CommunicationIsWhatTheProcessGroupCounts) {
          {"train.zero_stage=0", "train.zero_stage=1", "train.zero_stage=2", "train.zero_stage=3",
           "train.invariant.shards=6", "train.optimizer={adafactor {}}"}) {
       SCOPED_TRACE(testing::Message() << ranks << " ranks, " << setting);
-      const configs::Config config = config_of({setting});
-      Counted expected;
-      for (const Exchange& each : rank_state(config, kVocabulary, ranks).exchanges) {
-        expected[each.what] = {each.operations, each.bytes};
-        EXPECT_GT(each.sent_bytes, 0) << each.what;
+      expect_exchanges(ranks, config_of({setting}));
+    }
+  }
+}
+
+TEST(Plan, CommunicationOfAMeshIsWhatTheProcessGroupsCount) {
+  for (const int data : {1, 2}) {
+    for (const std::string zero : {"train.zero_stage=1", "train.zero_stage=3"}) {
+      for (const std::string recompute : {"train.recompute=false", "train.recompute=true"}) {
+        SCOPED_TRACE(testing::Message() << data << " x 2, " << zero << ", " << recompute);
+        expect_exchanges(data, config_of({zero, recompute, "mesh.tensor=2", "train.micro_batch=0",
+                                          "train.bucket_elements=100000"}));
       }
-      EXPECT_EQ(expected.empty(), ranks == 1);
-      run_ranks(ranks, [&](ProcessGroup& group) {
-        RankTraining training(config, group);
-        training.take_step(batch_of_rank(config, group));
-        if (group.rank() != 0) return;
-        Counted counted;
-        for (const OperationRing::Entry& entry : group.ring().entries()) {
-          auto& [operations, bytes] = counted[entry.name.substr(0, entry.name.find(" of bucket "))];
-          ++operations;
-          bytes += entry.bytes;
-        }
-        EXPECT_EQ(counted, expected);
-        EXPECT_LT(group.ring().total_operations(), OperationRing::kCapacity) << "all were seen";
-      });
     }
   }
 }
 
 TEST(Plan, StateIsWhatARankAllocates) {
-  for (const int ranks : {1, 2}) {
+  for (const auto& [data, tensor] :
+       {std::pair(1, 1), std::pair(2, 1), std::pair(2, 2), std::pair(1, 4)}) {
     for (const std::string setting :
          {"train.zero_stage=0", "train.zero_stage=1", "train.zero_stage=2", "train.zero_stage=3"}) {
-      SCOPED_TRACE(testing::Message() << ranks << " ranks, " << setting);
-      const configs::Config config = config_of({setting, "model.channels=128"});
+      SCOPED_TRACE(testing::Message() << data << " x " << tensor << " ranks, " << setting);
+      const configs::Config config =
+          config_of({setting, "model.channels=128", "model.heads=8",
+                     "model.attention.1.group.0.heads=4", "mesh.tensor=" + std::to_string(tensor)});
+      const int ranks = data * tensor;
       const RankState state = rank_state(config, kVocabulary, ranks);
       PeakMemory memory(at::kCPU);
       memory.restart();
-      run_ranks(ranks, [&](ProcessGroup& group) {
-        const RankTraining training(config, group);
-        group.barrier("all hold their state");
-        if (group.rank() == 0) {
+      run_mesh(data, tensor, [&](const MeshRank& rank) {
+        const RankTraining training(config, rank);
+        rank.world.barrier("all hold their state");
+        if (rank.world.rank() == 0) {
           const auto predicted = static_cast<double>(state.values_bytes + state.gradients_bytes +
                                                      state.optimizer_bytes);
           EXPECT_NEAR(static_cast<double>(memory.live_bytes()) / (ranks * predicted), 1, 0.01);
         }
-        group.barrier("counted");
+        rank.world.barrier("counted");
       });
     }
   }
@@ -150,9 +180,9 @@ TEST(Plan, ACheckpointTakesThePredictedBytes) {
       const configs::Config config = config_of({setting});
       const SavedState saved = saved_state(config, kVocabulary, ranks);
       const TemporaryFolder folder;
-      run_ranks(ranks, [&](ProcessGroup& group) {
-        RankTraining training(config, group);
-        CheckpointWriter writer(folder.path(), 1, {}, group);
+      run_mesh(ranks, 1, [&](const MeshRank& rank) {
+        RankTraining training(config, rank);
+        CheckpointWriter writer(folder.path(), 1, {}, rank.world);
         CheckpointHeader header;
         header.set_run(std::string(32, 'a'));
         header.set_step(100);
@@ -271,8 +301,8 @@ TEST_F(PlanCommand, TotalMemoryIsThePeakOfTraining) {
     const Batch batch = make_task(config)->synthetic_batch(kVocabulary, at::kCPU);
     PeakMemory counted(at::kCPU);
     counted.restart();
-    const auto group = make_single_group();
-    RankTraining training(config, *group);
+    const auto one = make_single_group();
+    RankTraining training(config, {*one, *one, *one});
     for (int i = 0; i < 2; ++i) training.take_step(batch);
     EXPECT_NEAR((predicted("total") - predicted("batches") - predicted("copy_for_a_checkpoint")) /
                     static_cast<double>(counted.extra_bytes()),

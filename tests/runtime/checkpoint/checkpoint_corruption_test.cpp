@@ -288,6 +288,13 @@ TEST_F(CheckpointCorruption, ManifestsThatLieAreRefused) {
       [](Manifest& m) { m.mutable_tensor(0)->set_flat_end(INT64_MAX); },
       [](Manifest& m) { m.mutable_tensor(0)->set_flat_begin(-1); },
       [](Manifest& m) { m.mutable_tensor(0)->set_crc32c(m.tensor(0).crc32c() ^ 1); },
+      [](Manifest& m) { m.mutable_tensor(0)->set_block_crc32c(0, m.tensor(0).crc32c() ^ 1); },
+      [](Manifest& m) { m.mutable_tensor(0)->add_block_crc32c(1); },
+      [](Manifest& m) { m.mutable_tensor(0)->clear_block_crc32c(); },
+      [](Manifest& m) { m.clear_block_bytes(); },
+      [](Manifest& m) { m.set_block_bytes(4); },
+      [](Manifest& m) { m.set_block_bytes(-8); },
+      [](Manifest& m) { m.set_block_bytes(INT64_MAX - 7); },
       [](Manifest& m) { m.mutable_tensor()->RemoveLast(); },
   };
   const std::string path = (checkpoint / kCheckpointManifestName).string();
