@@ -12,6 +12,10 @@
 
 namespace birkhoff {
 
+bool has_node_slices(const configs::Mesh& mesh) {
+  return mesh.zero_inside_nodes() && mesh.ranks_per_node() > 1;
+}
+
 std::int64_t check_axes(const configs::Mesh& mesh, std::int64_t num_ranks) {
   if (mesh.tensor() < 1 || mesh.sequence() < 1 || mesh.data() < 0) {
     fail(ExitCode::kConfig,
@@ -70,8 +74,8 @@ Mesh::Mesh(World& world, const configs::Mesh& config, at::Device device) {
                     device, std::max(1, config.ranks_per_node()));
   sequence_ = make_axis(world, sequence_size, data_index * tensor_size + tensor_index, device);
   tensor_ = make_axis(world, tensor_size, data_index * sequence_size + sequence_index, device);
-  if (config.zero_inside_nodes()) {
-    const int node_ranks = std::max(1, config.ranks_per_node());
+  if (has_node_slices(config)) {
+    const int node_ranks = config.ranks_per_node();
     const int nodes = static_cast<int>(data_size) / node_ranks;
     const int others = sequence_index * tensor_size + tensor_index;
     inside_ = make_axis(world, node_ranks, others * nodes + data_index / node_ranks, device);

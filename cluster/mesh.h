@@ -19,6 +19,9 @@ namespace birkhoff {
 // product of the sizes is not `num_ranks`, or ranks_per_node does not divide the data axis.
 std::int64_t check_axes(const configs::Mesh& mesh, std::int64_t num_ranks);
 
+// Whether ZeRO's slices are those of a node's ranks (mesh.zero_inside_nodes).
+bool has_node_slices(const configs::Mesh& mesh);
+
 // Of the ranks of a data axis: those of this rank's node, in rank order, and those at its position
 // in all nodes.
 struct NodeGroups {
@@ -37,7 +40,7 @@ class Mesh {
   ProcessGroup& data() { return data_.group(); }
   ProcessGroup& tensor() { return tensor_.group(); }
   ProcessGroup& sequence() { return sequence_.group(); }
-  // With mesh.zero_inside_nodes: mesh.ranks_per_node ranks are a node. Else empty.
+  // With has_node_slices(): mesh.ranks_per_node ranks are a node. Else empty.
   std::optional<NodeGroups> nodes();
   // All groups that communicate, each once, the world first.
   std::vector<const ProcessGroup*> groups() const { return groups_; }

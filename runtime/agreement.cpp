@@ -57,7 +57,8 @@ std::string describe_elements(const at::Tensor& mine, const at::Tensor& theirs) 
 }  // namespace
 
 Agreement::Agreement(ProcessGroup& world, ProcessGroup& replicas,
-                     const std::vector<TensorPart>& parts, std::string host, ProcessGroup* copies)
+                     const std::vector<TensorPart>& parts, std::string host, ProcessGroup* copies,
+                     ProcessGroup* tensor)
     : world_(world), host_(std::move(host)) {
   // The ranks of each group are equidistant in the world (cluster/mesh.h).
   const auto add = [&](ProcessGroup& ranks, int stride, const auto& belongs) {
@@ -77,6 +78,10 @@ Agreement::Agreement(ProcessGroup& world, ProcessGroup& replicas,
   if (copies != nullptr) {
     add(*copies, world.size() / copies->size(),
         [](const TensorPart& part) { return !part.replicated; });
+  }
+  if (tensor != nullptr && tensor->size() > 1) {
+    add(*tensor, 1,
+        [](const TensorPart& part) { return !part.replicated && part.region.has_whole_box(); });
   }
 }
 

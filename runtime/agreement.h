@@ -16,16 +16,17 @@ class Agreement {
  public:
   // parts: parameters and optimizer state of this rank, as views of live memory. Whole tensors are
   // compared over the world, parts of tensors over `replicas`, the ranks that hold the same parts
-  // (a data axis of the mesh). ZeRO's slices have no second copy, except on the ranks of `copies`,
-  // if it is not null. host: this rank's machine, for messages. The groups are on hosts.
+  // (a data axis of the mesh). ZeRO's slices are compared over `copies`, if it is not null, and
+  // those of whole tensors over `tensor`, the tensor axis; other copies do not exist. host: this
+  // rank's machine, for messages. The groups are on hosts.
   Agreement(ProcessGroup& world, ProcessGroup& replicas, const std::vector<TensorPart>& parts,
-            std::string host, ProcessGroup* copies = nullptr);
+            std::string host, ProcessGroup* copies = nullptr, ProcessGroup* tensor = nullptr);
 
   // Compares 64-bit XXH3 hashes of every replicated part, and of the step, positions and counters,
   // which key all noise. Returns "" if all ranks agree. Otherwise returns one line, the same on all
   // ranks: which ranks differ from the majority (all ranks are named if there is none), in which
   // tensors, and an example. Collective over the world; one small all_gather while all ranks agree,
-  // three if the world has other ranks than the replicas.
+  // and two more for each further comparison.
   std::string find_difference(const TrainState& state);
 
  private:

@@ -152,9 +152,9 @@ std::string check_idle_ranks(const configs::Config& config, int num_ranks) {
                       : "");
   if (train.zero_stage() > 1) {
     fail(ExitCode::kConfig,
-         "{}, and with train.zero_stage {} all must make the same passes; start {}, or use "
-         "zero_stage 1",
-         what, train.zero_stage(), counted(num_ranks - idle, "rank"));
+         "{}, and with train.zero_stage {} all must make the same passes; start at most {} data-"
+         "parallel ranks, or use zero_stage 1",
+         what, train.zero_stage(), num_ranks - idle);
   }
   return fmt::format("{}; {} would be as fast", what, num_ranks - idle);
 }

@@ -267,10 +267,13 @@ Outcome run_logged(const configs::Config& config, const RunPaths& paths, bool fr
 
   const std::unique_ptr<Task> task = make_task(config);
   const ModelInputs inputs = task->inputs(corpus, kTrainSplit);
-  const std::unique_ptr<Model> model = task->make_model(inputs, {group.device(), &mesh.tensor()});
+  const std::optional<NodeGroups> nodes = mesh.nodes();
+  ModelPlacement place(group.device(), &mesh.tensor());
+  place.sliced =
+      config.train().zero_stage() > 2 && (nodes ? nodes->inside->size() : group.size()) > 1;
+  const std::unique_ptr<Model> model = task->make_model(inputs, place);
   GradBuckets buckets(model->parameters(), group, config.train().bucket_elements(),
-                      config.train().invariant().shards(), config.train().zero_stage(),
-                      mesh.nodes());
+                      config.train().invariant().shards(), config.train().zero_stage(), nodes);
   const std::unique_ptr<Optimizer> optimizer = make_optimizer(config.train().optimizer(), buckets);
   std::vector<TensorPart> parts = training_parts(*model, buckets, *optimizer, world.size());
   StartState start = load_start(run.resume_path, config, corpus, parts);
@@ -300,7 +303,7 @@ Outcome run_logged(const configs::Config& config, const RunPaths& paths, bool fr
              counted(world.size(), "rank"));
     log_info("optimizer state: {} on this rank, {}", counted(optimizer_bytes(parts), "byte"),
              buckets.sliced()
-                 ? fmt::format("one of {} slices (train.zero_stage)", buckets.slices().size())
+                 ? fmt::format("one of {} slices (train.zero_stage)", buckets.slice_group().size())
              : mesh.tensor().size() > 1 ? "all of its part of the model"
                                         : "all of it");
     log_info("memory before the first step: {}", memory_report(device));
@@ -334,7 +337,7 @@ Outcome run_logged(const configs::Config& config, const RunPaths& paths, bool fr
                           {config.checkpoint().keep(), config.checkpoint().keep_best()},
                           tokenizer_files, world.group(), [&] { run.folder->lease().check(); });
   Agreement agreement(world.group(), mesh.data_on_host(), parts, world.host(),
-                      mesh.across_nodes_on_host());
+                      mesh.across_nodes_on_host(), &mesh.tensor_on_host());
   RunCheckpoints checkpoints(&writer, world.group(),
                              make_header(config, corpus, inputs, run.id, world.size()), parts,
                              run.resume_path.empty() ? std::nullopt : std::optional(resumed_from),

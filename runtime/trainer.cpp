@@ -207,8 +207,10 @@ std::string Trainer::find_divergence(const TrainState& state, bool stop) {
   // Uses the same sequences again: a batch that cannot be read must not keep the run from saving.
   parts_.activity.enter(Phase::kSave, state.step);
   int asked = 0;  // before the micro-batches, and before each
+  // A pass that only keeps other ranks company comes first (TrainingStep).
+  const int answers = parts_.buckets.passes_are_collective() ? 3 : 2;
   const GradientSums sums =
-      sum_gradients(state.step + 1, state.loss_scale, [&] { return stop && ++asked > 2; });
+      sum_gradients(state.step + 1, state.loss_scale, [&] { return stop && ++asked > answers; });
   if (sums.finite() || scale_overflows(sums, state.loss_scale)) return "";
   return fmt::format("its parameters give values that are not finite: {}",
                      sums.describe_non_finite());

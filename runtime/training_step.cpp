@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "cluster/base/error.h"
 #include "cluster/base/text/number_text.h"
 #include "configs/schema/config.pb.h"
 #include "data/batch/partition.h"
@@ -76,7 +77,10 @@ TrainingStep::TrainingStep(const configs::Train& train, Model& model, ProcessGro
       gradients_graph_(train.cuda_graph(), group.device()),
       // With slices the norm needs communication, which is not recorded.
       norm_graph_(train.cuda_graph() && !buckets.sliced(), group.device()),
-      update_graph_(train.cuda_graph(), group.device()) {}
+      update_graph_(train.cuda_graph(), group.device()) {
+  require(!buckets.passes_are_collective() || passing != nullptr,
+          "ranks whose passes communicate give up a step together");
+}
 
 GradientSums TrainingStep::sum_gradients(const Batch& batch, std::int64_t step, double loss_scale,
                                          const StepHooks& hooks) {

@@ -301,6 +301,11 @@ class ConsistencyCheck {
                    "sequence parallelism is not supported yet; must be 1, is {}",
                    config_.mesh().sequence());
     }
+    if (config_.mesh().zero_inside_nodes() && config_.mesh().ranks_per_node() == 1) {
+      config_error(places_, "mesh.zero_inside_nodes",
+                   "would slice over one rank with mesh.ranks_per_node 1; set the ranks of a node, "
+                   "or leave it out");
+    }
     if (config_.mesh().zero_inside_nodes() && config_.train().zero_stage() == 0) {
       config_error(places_, "mesh.zero_inside_nodes",
                    "has no effect with train.zero_stage 0; set a stage, or leave it out");

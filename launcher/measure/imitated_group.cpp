@@ -6,12 +6,12 @@
 namespace birkhoff {
 
 ImitatedGroup::ImitatedGroup(NodeRanks ranks, at::Device device, bool gathers_in_rings,
-                             std::vector<Exchange>* exchanges, bool in_replica)
+                             std::vector<Exchange>* exchanges, GroupKind kind)
     : ranks_(ranks),
       device_(device),
       rings_(gathers_in_rings),
       exchanges_(exchanges),
-      in_replica_(in_replica) {}
+      kind_(kind) {}
 
 std::unique_ptr<Work> ImitatedGroup::do_all_reduce(at::Tensor tensor, ReduceOp op) {
   const double bytes = static_cast<double>(tensor.nbytes());
@@ -87,7 +87,18 @@ void ImitatedGroup::count(double sent_bytes, double ring_bytes) {
   Exchange* const exchange = next_operation();
   if (exchange == nullptr) return;
   exchange->sent_bytes += sent_bytes;
-  exchange->ring_bytes += ring_bytes;
+  switch (kind_) {
+    case GroupKind::kNode:
+      exchange->inside_node_bytes += sent_bytes;
+      break;
+    case GroupKind::kNodes:
+      exchange->between_nodes_bytes += sent_bytes;
+      break;
+    case GroupKind::kData:
+    case GroupKind::kReplica:
+      exchange->ring_bytes += ring_bytes;
+      break;
+  }
 }
 
 void ImitatedGroup::count_levels(double bytes) {
@@ -105,12 +116,13 @@ Exchange* ImitatedGroup::next_operation() {
   const OperationRing::Entry entry = ring().current();
   // The gradients of all buckets ("gradients of bucket 3") have one purpose.
   const std::string what = entry.name.substr(0, entry.name.find(" of bucket "));
+  const bool in_replica = kind_ == GroupKind::kReplica;
   auto found = std::ranges::find_if(*exchanges_, [&](const Exchange& each) {
-    return each.what == what && each.in_replica == in_replica_;
+    return each.what == what && each.in_replica == in_replica;
   });
   if (found == exchanges_->end()) {
     exchanges_->push_back(
-        {.what = what, .in_backward_pass = what == "gradients", .in_replica = in_replica_});
+        {.what = what, .in_backward_pass = what == "gradients", .in_replica = in_replica});
     found = exchanges_->end() - 1;
   }
   ++found->operations;

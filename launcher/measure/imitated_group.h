@@ -34,12 +34,20 @@ struct Exchange {
   }
 };
 
+// The ranks of a group, as far as its exchanges tell.
+enum class GroupKind {
+  kData,     // over all nodes
+  kReplica,  // that hold the parts of a model
+  kNode,     // of one node
+  kNodes,    // one of each node
+};
+
 class ImitatedGroup final : public ProcessGroup {
  public:
   // `ranks`: this rank is ranks.rank. gathers_in_rings: as NcclGroup; MpiGroup sends all slices
-  // directly. exchanges: where operations are counted; null: nowhere. in_replica: as in Exchange.
+  // directly. exchanges: where operations are counted; null: nowhere.
   ImitatedGroup(NodeRanks ranks, at::Device device, bool gathers_in_rings = false,
-                std::vector<Exchange>* exchanges = nullptr, bool in_replica = false);
+                std::vector<Exchange>* exchanges = nullptr, GroupKind kind = GroupKind::kData);
   int rank() const override { return ranks_.rank; }
   int size() const override { return ranks_.size; }
   at::Device device() const override { return device_; }
@@ -67,7 +75,7 @@ class ImitatedGroup final : public ProcessGroup {
   const at::Device device_;
   const bool rings_;
   std::vector<Exchange>* const exchanges_;
-  const bool in_replica_;
+  const GroupKind kind_;
 };
 
 // The ranks of mesh.tensor for one of them, not counted. One rank: a group of one.

@@ -171,7 +171,7 @@ class Planner {
                      {train.recompute() ? "without_recompute" : "with_recompute",
                       train.recompute() ? "without recompute" : "with recompute", kMega}};
     if (request_.ranks > 1 && optimizer_has_slices(train.optimizer())) {
-      variants.push_back({state_with(1 - train.zero_stage()), train.recompute()});
+      variants.push_back({state_with(train.zero_stage() > 0 ? 0 : 1), train.recompute()});
       table.columns.push_back({train.zero_stage() > 0 ? "without_zero" : "with_zero",
                                train.zero_stage() > 0 ? "without ZeRO" : "with ZeRO", kMega});
     }
@@ -223,8 +223,9 @@ class Planner {
                     "and each moment once for each use, so real kernels move more.",
                     {{"flops", "GFLOP", kGiga}, {"bytes", "GB moved at least", kGiga}},
                     {}};
-    const auto values = static_cast<double>(state_.values_bytes);
-    const auto gradients = static_cast<double>(state_.gradients_bytes);
+    const RankState whole = state_with(/*zero_stage=*/0);
+    const auto values = static_cast<double>(whole.values_bytes);
+    const auto gradients = static_cast<double>(whole.gradients_bytes);
     const TrialMemory& memory = memory_[config_.train().recompute()];
     const double kept = (memory.layers + memory.rest) * micro_batches();
     table.add("forward", {forward_flops(), values * micro_batches() + kept});
@@ -342,8 +343,13 @@ class Planner {
       between[each.in_backward_pass] += to_others * request_.ranks_per_node /
                                         request_.network_bytes_per_second.value_or(INFINITY);
     }
-    // Gradients are reduced while the last micro-batch's backward pass continues.
-    const double hidden = config_.train().cuda_graph() ? 0 : backward / micro_batches();
+    // Gradients are reduced while the last micro-batch's backward pass continues, or with ZeRO
+    // stages 2 and 3 that of each.
+    const bool each_pass =
+        config_.train().zero_stage() > 1 && config_.train().invariant().shards() == 0;
+    const double hidden = config_.train().cuda_graph() ? 0
+                          : each_pass                  ? backward
+                                                       : backward / micro_batches();
     const double network = std::max(0.0, between[true] - hidden) + between[false];
     double step = forward + backward + local + network;
     table.add("forward", {forward});

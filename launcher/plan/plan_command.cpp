@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <climits>
 #include <cmath>
 #include <nlohmann/json.hpp>
 #include <ostream>
@@ -18,6 +19,7 @@
 #include "launcher/measure/report.h"
 #include "launcher/plan/plan.h"
 #include "launcher/processes/ranks.h"
+#include "runtime/run_checks.h"
 
 namespace birkhoff {
 namespace {
@@ -37,15 +39,21 @@ PlanRequest request_of(const PlanArguments& arguments, const configs::Config& co
   PlanRequest request;
   request.config = config;
   request.vocabulary = vocabulary_of(arguments, config);
-  const int of_axes = std::max(1, config.mesh().data()) * config.mesh().tensor();
-  request.ranks = arguments.ranks.value_or(of_axes);
+  const std::int64_t of_axes =
+      std::max<std::int64_t>(1, config.mesh().data()) * config.mesh().tensor();
+  if (of_axes > INT_MAX) {
+    fail(ExitCode::kConfig, "mesh: data {} x tensor {} are too many ranks; lower one of them",
+         config.mesh().data(), config.mesh().tensor());
+  }
+  request.ranks = arguments.ranks.value_or(static_cast<int>(of_axes));
   if (config.mesh().data() != 0 && request.ranks != of_axes) {
     fail(ExitCode::kConfig,
          "mesh.data is {} but --ranks is {}: set mesh.data=0, or leave --ranks out",
          config.mesh().data(), request.ranks);
   }
-  check_axes(config.mesh(), request.ranks);
-  const int of_mesh = config.mesh().ranks_per_node() * config.mesh().tensor();
+  check_idle_ranks(config, static_cast<int>(check_axes(config.mesh(), request.ranks)));
+  const int of_mesh = static_cast<int>(std::min<std::int64_t>(
+      INT_MAX, std::int64_t{config.mesh().ranks_per_node()} * config.mesh().tensor()));
   request.ranks_per_node = arguments.ranks_per_node.value_or(of_mesh > 0 ? of_mesh : request.ranks);
   if (of_mesh > 0 && request.ranks_per_node != of_mesh) {
     fail(ExitCode::kUsage,

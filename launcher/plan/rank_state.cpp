@@ -33,13 +33,13 @@ struct CountedRanks {
         rings(config.device() == configs::Config::cuda),
         data(node_ranks(config), at::kMeta, rings, &exchanges),
         tensor({.rank = 0, .size = tensor_size, .node_ranks = 1}, at::kMeta, rings, &exchanges,
-               /*in_replica=*/true) {
-    if (!config.mesh().zero_inside_nodes()) return;
-    const int in_node = std::max(1, config.mesh().ranks_per_node());
-    inside.emplace(NodeRanks{.rank = 0, .size = in_node, .node_ranks = in_node}, at::kMeta, rings,
-                   &exchanges);
+               GroupKind::kReplica) {
+    if (!has_node_slices(config.mesh())) return;
+    const int in_node = config.mesh().ranks_per_node();
+    inside.emplace(NodeRanks{.rank = 0, .size = in_node, .node_ranks = 1}, at::kMeta, rings,
+                   &exchanges, GroupKind::kNode);
     across.emplace(NodeRanks{.rank = 0, .size = data_size / in_node, .node_ranks = 1}, at::kMeta,
-                   rings, &exchanges);
+                   rings, &exchanges, GroupKind::kNodes);
   }
   NodeRanks node_ranks(const configs::Config& config) const {
     return {
@@ -128,7 +128,9 @@ void add_exchange(std::vector<Exchange>& exchanges, const Exchange& more) {
 
 // What the backward pass of a forward pass with these exchanges exchanges: gathered rows are
 // summed, sums gathered, and the inputs of products gathered again.
-void add_backward(const std::vector<Exchange>& forward, std::vector<Exchange>& exchanges) {
+// rings: as ImitatedGroup's.
+void add_backward(const std::vector<Exchange>& forward, bool rings,
+                  std::vector<Exchange>& exchanges) {
   for (Exchange each : forward) {
     const bool sums = each.what == kSummedRows;
     if (!sums && each.what != kProductRows && each.what != kGatheredRows) continue;
@@ -137,6 +139,7 @@ void add_backward(const std::vector<Exchange>& forward, std::vector<Exchange>& e
     const auto sent = static_cast<std::int64_t>(each.sent_bytes);
     each.bytes += sums ? -sent : sent;
     each.what = sums ? kGatheredRows : kSummedRows;
+    each.ring_bytes = sums && rings ? each.sent_bytes : 0;
     add_exchange(exchanges, each);
   }
 }
@@ -169,7 +172,7 @@ std::int64_t pass_over(const configs::Config& config, std::int64_t vocabulary, s
     const std::vector<Exchange> before = exchanges;
     used = forward_pass(config, vocabulary, rows, *parts.model);
     const std::vector<Exchange> forward = replica_exchanges(before, exchanges);
-    add_backward(forward, exchanges);
+    add_backward(forward, config.device() == configs::Config::cuda, exchanges);
     if (config.train().recompute()) {
       add_layers_again(config, vocabulary, rows, forward, exchanges);
     }
@@ -258,6 +261,7 @@ RankState rank_state(const configs::Config& config, std::int64_t vocabulary, int
   }
   std::int64_t rows =
       rank_share(config.train().global_batch(), num_shards, 0, ranks.data_size).size();
+  bool kept_gradients = false;
   const std::int64_t micro_batch =
       config.train().micro_batch() > 0 ? config.train().micro_batch() : rows;
   for (std::int64_t left = TrainingStep::num_passes(config.train(), ranks.data_size); left > 0;
@@ -265,7 +269,14 @@ RankState rank_state(const configs::Config& config, std::int64_t vocabulary, int
     const std::int64_t of_pass = std::min(micro_batch, rows);
     state.passing_bytes =
         pass_over(config, vocabulary, of_pass, parts, /*last=*/left == 1, state.exchanges);
+    // The sums of virtual shards need the gradients of all passes.
+    kept_gradients |= parts.buckets.passes_are_collective() && num_shards > 0 && left > 1;
     rows = std::max<std::int64_t>(rows - of_pass, std::min<std::int64_t>(rows, 1));
+  }
+  if (kept_gradients) {
+    for (const GradBucket& bucket : parts.buckets.buckets()) {
+      state.passing_bytes += static_cast<std::int64_t>(bucket.gradients.nbytes());
+    }
   }
   const StepSums sums(*parts.model, num_shards);
   parts.buckets.finish_reducing(sums.tensors());

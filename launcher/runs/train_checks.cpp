@@ -9,6 +9,7 @@
 #include "models/model.h"
 #include "runtime/checkpoint/commit.h"
 #include "runtime/checkpoint/run_folder.h"
+#include "runtime/run_checks.h"
 #include "runtime/tasks/task.h"
 #include "runtime/train_run.h"
 
@@ -35,7 +36,7 @@ configs::Config check_before_start(const PlannedRun& planned) {
   const std::unique_ptr<Task> task = make_task(config);
   task->make_model(task->inputs(corpus, kTrainSplit), at::kMeta);
   check_run(config, corpus, planned.run, planned.fresh);
-  check_axes(config.mesh(), planned.ranks);
+  check_idle_ranks(config, static_cast<int>(check_axes(config.mesh(), planned.ranks)));
   return config;
 }
 

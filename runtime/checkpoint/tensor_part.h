@@ -22,9 +22,9 @@ struct TensorPart {
                      // "adamw.m/blocks.0.attention_norm.weight"
   StateKind kind = StateKind::kParameter;
   TensorRegion region;
-  int owner = 0;  // rank of the world that writes it; all ranks list all parts they hold, the
-                  // owner writes
-  bool replicated = true;  // all data-parallel ranks hold these elements; false: only this one
+  int owner = 0;  // all ranks list all parts they hold; this rank of the world writes the part, or
+                  // sends it to the writer of the whole tensor (whole_tensors.h)
+  bool replicated = true;  // all data-parallel ranks hold these elements; false: a slice of ZeRO
   at::Tensor data;  // contiguous 1-D [region.num_elements()]; a view of live state, filled in place
                     // on load
 };

@@ -7,6 +7,7 @@
 #include <cstring>
 #include <map>
 #include <numeric>
+#include <set>
 #include <utility>
 
 #include "cluster/base/error.h"
@@ -91,25 +92,38 @@ void WholeTensors::collect(const std::function<std::byte*(std::size_t)>& memory)
     if (tensor.writer == world_.rank()) filled.emplace(&tensor, memory(filled.size()));
   }
   const auto memory_of = [&](const Tensor& tensor) { return filled.at(&tensor); };
-  std::vector<Window> windows;
-  std::int64_t elements = 0;
-  const auto flush = [&] {
-    if (!windows.empty()) exchange(windows, memory_of);
-    windows.clear();
-    elements = 0;
+  std::set<c10::ScalarType> dtypes;
+  for (const Tensor& tensor : tensors_) dtypes.insert(tensor.dtype);
+  for (const c10::ScalarType dtype : dtypes) {
+    for (const std::vector<Window>& windows : exchanges_of(dtype)) exchange(windows, memory_of);
+  }
+}
+
+std::vector<std::vector<WholeTensors::Window>> WholeTensors::exchanges_of(
+    c10::ScalarType dtype) const {
+  // Each writer gets a share of each exchange, so that all receive at the same time.
+  const std::int64_t share = std::max<std::int64_t>(kElementsAtOnce / world_.size(), 1);
+  std::vector<std::vector<Window>> exchanges;
+  struct Place {
+    std::size_t exchange = 0;
+    std::int64_t room = 0;
   };
+  std::vector<Place> of_writer(static_cast<std::size_t>(world_.size()), Place{0, share});
   for (const Tensor& tensor : tensors_) {
-    if (!windows.empty() && windows.back().tensor->dtype != tensor.dtype) flush();
+    if (tensor.dtype != dtype) continue;
+    Place& place = of_writer[static_cast<std::size_t>(tensor.writer)];
     const std::int64_t end = c10::multiply_integers(tensor.shape);
     for (std::int64_t begin = 0; begin < end;) {
-      const std::int64_t size = std::min(end - begin, kElementsAtOnce - elements);
-      windows.push_back({&tensor, window_of(tensor.shape, {begin, begin + size})});
+      if (place.room == 0) place = {place.exchange + 1, share};
+      if (exchanges.size() <= place.exchange) exchanges.resize(place.exchange + 1);
+      const std::int64_t size = std::min(end - begin, place.room);
+      exchanges[place.exchange].push_back(
+          {&tensor, window_of(tensor.shape, {begin, begin + size})});
       begin += size;
-      elements += size;
-      if (elements == kElementsAtOnce) flush();
+      place.room -= size;
     }
   }
-  flush();
+  return exchanges;
 }
 
 void WholeTensors::exchange(const std::vector<Window>& windows,

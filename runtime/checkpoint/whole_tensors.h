@@ -48,6 +48,8 @@ class WholeTensors {
     const Tensor* tensor;
     TensorRegion region;
   };
+  // What to exchange at a time, of the tensors of one dtype.
+  std::vector<std::vector<Window>> exchanges_of(c10::ScalarType dtype) const;
   void exchange(const std::vector<Window>& windows,
                 const std::function<std::byte*(const Tensor&)>& memory) const;
 

@@ -15,9 +15,7 @@ GatheredValues::GatheredValues(ProcessGroup& group, std::vector<GradBucket>& buc
     : group_(group),
       buckets_(buckets),
       buckets_of_(std::move(buckets_of)),
-      residences_(buckets.size()) {
-  for (const GradBucket& bucket : buckets_) free_memory(bucket.values);
-}
+      residences_(buckets.size()) {}
 
 std::vector<std::size_t> GatheredValues::buckets_of(const std::vector<int>& units) const {
   std::vector<std::size_t> all;
@@ -36,7 +34,11 @@ std::vector<std::size_t> GatheredValues::buckets_of(std::optional<int> unit) con
 void GatheredValues::begin_use(const std::vector<int>& units) {
   // A part inside another one says nothing about the order of parts.
   std::optional<int> next;
-  if (num_uses_++ == 0) next = units.front() + (backward_ ? -1 : 1);
+  if (num_uses_++ == 0) {
+    next = units.front() + (backward_ ? -1 : 1);
+    // A part that is recomputed: those behind it are done (use_in_backward()).
+    for (Residence& residence : residences_) residence.in_backward = false;
+  }
   for (const std::size_t bucket : buckets_of(units)) ++residences_[bucket].uses;
   gather(units, next);
 }

@@ -16,8 +16,8 @@ namespace birkhoff {
 
 class GatheredValues {
  public:
-  // Frees the buckets' values, of which each rank of the group keeps own_values. buckets_of[u]: the
-  // buckets that have parameters of unit u. All must outlive this object.
+  // buckets: their values have no memory, and each rank of the group keeps own_values.
+  // buckets_of[u]: those that have parameters of unit u. All must outlive this object.
   GatheredValues(ProcessGroup& group, std::vector<GradBucket>& buckets,
                  std::vector<std::vector<std::size_t>> buckets_of);
 

@@ -1,5 +1,6 @@
 #include "runtime/gradients/grad_buckets.h"
 
+#include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/zeros.h>
 #include <fmt/format.h>
@@ -64,9 +65,9 @@ GradBuckets::GradBuckets(Parameters& parameters, ProcessGroup& group, std::int64
     : group_(group),
       parameters_(parameters),
       place_(parameters.place()),
-      slices_(nodes ? *nodes->inside : group),
-      copies_(nodes && nodes->across->size() > 1 ? nodes->across : nullptr),
-      stage_(slices_.size() > 1 ? zero_stage : 0) {
+      slice_group_(nodes ? *nodes->inside : group),
+      copy_group_(nodes && nodes->across->size() > 1 ? nodes->across : nullptr),
+      stage_(slice_group_.size() > 1 ? zero_stage : 0) {
   require(!nodes || num_shards == 0, "virtual shards have no nodes");
   require(bucket_elements > 0, "the bucket size is positive");
   std::vector<const Parameter*> divided, whole;
@@ -86,7 +87,7 @@ GradBuckets::GradBuckets(Parameters& parameters, ProcessGroup& group, std::int64
     }
   }
   if (values_are_sliced()) {
-    gathered_.emplace(slices_, buckets_, buckets_of_);
+    gathered_.emplace(slice_group_, buckets_, buckets_of_);
     parameters_.set_slices(this);
   }
 }
@@ -128,18 +129,17 @@ void GradBuckets::add_bucket(const std::vector<const Parameter*>& members, bool 
     end = round_up(end + value.numel(), GradBucket::kAlignment);
   }
   const std::int64_t length = round_up(end, GradBucket::kAlignment * group_.size());
-  const std::int64_t slice = length / slices_.size();
-  bucket.owned = sliced() ? Interval{slices_.rank() * slice, (slices_.rank() + 1) * slice}
+  const std::int64_t slice = length / slice_group_.size();
+  bucket.owned = sliced() ? Interval{slice_group_.rank() * slice, (slice_group_.rank() + 1) * slice}
                           : Interval{0, length};
   bucket.number = static_cast<int>(buckets_.size());
-  bucket.values = at::zeros({length}, members.front()->value.options().requires_grad(false));
-  bucket.gradients = at::zeros_like(bucket.values);
+  keep_own(bucket, members.front()->value.options().requires_grad(false), length);
   for (std::size_t i = 0; i < members.size(); ++i) {
     const GradBucket::Slot& slot = bucket.slots[i];
     // The same tensor as the parameter: setting its data moves the parameter everywhere.
     at::Tensor value = members[i]->value;
     const at::Tensor place = bucket.values.narrow(0, slot.offset, slot.elements).view(slot.shape);
-    place.copy_(value.detach());
+    copy_value(*members[i], slot, bucket);
     value.set_data(place);
     value.mutable_grad() = bucket.gradients.narrow(0, slot.offset, slot.elements).view(slot.shape);
     auto accumulator = torch::autograd::impl::grad_accumulator(value);
@@ -153,23 +153,44 @@ void GradBuckets::add_bucket(const std::vector<const Parameter*>& members, bool 
       of_unit.push_back(buckets_.size());
     }
   }
-  keep_own(bucket);
+  if (values_are_sliced()) free_memory(bucket.values);
+  if (stage_ > 1) free_memory(bucket.gradients);
   buckets_.push_back(std::move(bucket));
 }
 
-void GradBuckets::keep_own(GradBucket& bucket) const {
-  const auto own = [&](const at::Tensor& all) {
-    return all.narrow(0, bucket.owned.begin, bucket.owned.size());
+void GradBuckets::keep_own(GradBucket& bucket, const at::TensorOptions& options,
+                           std::int64_t length) const {
+  const Interval owned = bucket.owned;
+  const auto make = [&](bool own_only, at::Tensor& all, at::Tensor& own) {
+    if (own_only) {
+      all = at::empty({length}, options);  // views need memory until they are made
+      own = at::zeros({owned.size()}, options);
+    } else {
+      all = at::zeros({length}, options);
+      own = all.narrow(0, owned.begin, owned.size());
+    }
   };
-  bucket.own_values = values_are_sliced() ? own(bucket.values).clone() : own(bucket.values);
-  bucket.own_gradients = stage_ > 1 ? own(bucket.gradients).clone() : own(bucket.gradients);
-  if (stage_ > 1) free_memory(bucket.gradients);
+  make(values_are_sliced(), bucket.values, bucket.own_values);
+  make(stage_ > 1, bucket.gradients, bucket.own_gradients);
+}
+
+void GradBuckets::copy_value(const Parameter& parameter, const GradBucket::Slot& slot,
+                             const GradBucket& bucket) const {
+  const Interval kept = values_are_sliced() ? bucket.owned : Interval{0, bucket.elements()};
+  const Interval range{std::max(kept.begin - slot.offset, std::int64_t{0}),
+                       std::min(kept.end - slot.offset, slot.elements)};
+  if (range.size() <= 0) return;
+  const at::Tensor& to = values_are_sliced() ? bucket.own_values : bucket.values;
+  const at::Tensor value = parameter.value.detach();
+  to.narrow(0, slot.offset + range.begin - kept.begin, range.size())
+      .copy_(has_memory(value) ? value.view({-1}).narrow(0, range.begin, range.size())
+                               : parameters_.initial_values(parameter, range));
 }
 
 int GradBuckets::owner(const GradBucket& bucket, std::int64_t offset) const {
-  const auto slice = static_cast<int>(offset / (bucket.elements() / slices_.size()));
+  const auto slice = static_cast<int>(offset / (bucket.elements() / slice_group_.size()));
   // Nodes take turns.
-  return bucket.number % (group_.size() / slices_.size()) * slices_.size() + slice;
+  return bucket.number % (group_.size() / slice_group_.size()) * slice_group_.size() + slice;
 }
 
 void GradBuckets::zero_gradients() {
@@ -211,6 +232,11 @@ void GradBuckets::free_gradients() {
   for (const GradBucket& bucket : buckets_) free_memory(bucket.gradients);
 }
 
+void GradBuckets::begin_use(const std::vector<int>& units) {
+  launch_ready();  // a part that is recomputed: as in use_in_backward()
+  gathered_->begin_use(units);
+}
+
 void GradBuckets::use_in_backward(const std::vector<int>& units) {
   // Ranks may finish the gradients of one part in another order, but all finish them before the
   // part in front of it begins. So all send gradients and gather values in the same order.
@@ -244,7 +270,7 @@ void GradBuckets::launch_next() {
   } else if (sliced()) {
     at::Tensor sums = bucket.own_gradients;
     if (reduces_each_pass() && !first_pass_) sums = added_[i] = at::empty_like(sums);
-    running_[i] = slices_.reduce_scatter_async(sums, bucket.gradients, ReduceOp::kSum, name);
+    running_[i] = slice_group_.reduce_scatter_async(sums, bucket.gradients, ReduceOp::kSum, name);
   } else if (group_.size() > 1) {
     running_[i] = group_.all_reduce_async(bucket.gradients, ReduceOp::kSum, name);
   }
@@ -258,10 +284,10 @@ void GradBuckets::retire_next() {
     if (stage_ > 1) shard_reductions_[i].finish();
   }
   if (stage_ > 1) free_memory(buckets_[i].gradients);
-  if (sliced() && copies_ != nullptr) {
+  if (sliced() && copy_group_ != nullptr) {
     between_[i] =
-        copies_->all_reduce_async(added_[i].defined() ? added_[i] : buckets_[i].own_gradients,
-                                  ReduceOp::kSum, fmt::format("gradients of bucket {}", i));
+        copy_group_->all_reduce_async(added_[i].defined() ? added_[i] : buckets_[i].own_gradients,
+                                      ReduceOp::kSum, fmt::format("gradients of bucket {}", i));
   }
   if (i > 0) finish_sums(i - 1);
   if (i + 1 == buckets_.size()) finish_sums(i);
@@ -303,8 +329,8 @@ void GradBuckets::all_gather_parameters() {
   std::vector<std::unique_ptr<Work>> gathers;
   for (std::size_t i = 0; i < buckets_.size(); ++i) {
     const GradBucket& bucket = buckets_[i];
-    gathers.push_back(slices_.all_gather_async(bucket.values, bucket.own_values,
-                                               fmt::format("values of bucket {}", i)));
+    gathers.push_back(slice_group_.all_gather_async(bucket.values, bucket.own_values,
+                                                    fmt::format("values of bucket {}", i)));
   }
   for (auto& gather : gathers) gather->wait();
 }

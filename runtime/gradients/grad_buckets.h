@@ -51,11 +51,11 @@ class GradBuckets : private ParameterSlices {
   const std::vector<GradBucket>& buckets() const { return buckets_; }
   ProcessGroup& group() const { return group_; }
   // The ranks that have the slices: the group, or those of a node.
-  ProcessGroup& slices() const { return slices_; }
+  ProcessGroup& slice_group() const { return slice_group_; }
   // The ranks that hold the other parts of the model.
   const ModelPlacement& place() const { return place_; }
-  // Rank of the group that owns an element of a bucket: each rank of slices() has one of as many
-  // equal slices. Of ranks with the same slice, one.
+  // Rank of the group that owns an element of a bucket: each rank of slice_group() has one of as
+  // many equal slices. Of ranks with the same slice, one.
   int owner(const GradBucket& bucket, std::int64_t offset) const;
   // Whether each rank updates only its own slices: ZeRO, on more than one rank.
   bool sliced() const { return stage_ > 0; }
@@ -82,7 +82,7 @@ class GradBuckets : private ParameterSlices {
   // reductions that begin_pass() permits, and over the tensor axis.
   void finish_reducing(const std::vector<at::Tensor>& sums);
   // Call after own_values were updated: all ranks get all values, with stage 3 when they use them.
-  // Collective over the group if sliced(), else local.
+  // Collective over slice_group() with stages 1 and 2, else local.
   void all_gather_parameters();
 
  private:
@@ -91,11 +91,15 @@ class GradBuckets : private ParameterSlices {
   void add_buckets(const std::vector<const Parameter*>& parameters, std::int64_t bucket_elements,
                    bool divided);
   void add_bucket(const std::vector<const Parameter*>& members, bool divided);
-  void keep_own(GradBucket& bucket) const;
+  // Makes the tensors of a bucket of this length.
+  void keep_own(GradBucket& bucket, const at::TensorOptions& options, std::int64_t length) const;
+  // Copies what the rank keeps of a parameter's value into its slot.
+  void copy_value(const Parameter& parameter, const GradBucket::Slot& slot,
+                  const GradBucket& bucket) const;
   void free_gradients();  // of all buckets
   // Whether this pass is reduced on its own.
   bool reduces_each_pass() const { return stage_ > 1 && shard_reductions_.empty(); }
-  void begin_use(const std::vector<int>& units) override { gathered_->begin_use(units); }
+  void begin_use(const std::vector<int>& units) override;
   void end_use(const std::vector<int>& units) override { gathered_->end_use(units); }
   void use_in_backward(const std::vector<int>& units) override;
   void mark_ready(std::size_t bucket);
@@ -109,9 +113,9 @@ class GradBuckets : private ParameterSlices {
   ProcessGroup& group_;
   Parameters& parameters_;
   const ModelPlacement place_;
-  ProcessGroup& slices_;
-  ProcessGroup* const copies_;  // the ranks that have the same slice; null: none
-  const int stage_;             // 0 without slices
+  ProcessGroup& slice_group_;
+  ProcessGroup* const copy_group_;  // the ranks that have the same slice; null: none
+  const int stage_;                 // 0 without slices
   std::vector<GradBucket> buckets_;
   std::vector<std::vector<std::size_t>> buckets_of_;  // by unit
   std::optional<GatheredValues> gathered_;            // stage 3

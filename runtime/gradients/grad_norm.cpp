@@ -46,7 +46,7 @@ void sum_on_gpu(const std::vector<at::Tensor>& tensors, double* sums) {
 // all other ranks leave a zero. The chunk's last elements may lie in later slices, so ranks first
 // exchange the heads of their slices, as far as a chunk may need them.
 std::vector<at::Tensor> chunk_sums_of_slices(const GradBuckets& buckets) {
-  ProcessGroup& group = buckets.slices();
+  ProcessGroup& group = buckets.slice_group();
   const auto head_length = [](Interval slice) { return std::min(slice.size(), kSumChunk); };
   std::vector<at::Tensor> heads;
   for (const auto& bucket : buckets.buckets()) {
@@ -132,7 +132,7 @@ at::Tensor gradient_chunk_sums(const GradBuckets& buckets) {
   }
   const at::Tensor chunk_sums = at::cat(chunk_sums_of_slices(buckets));
   // One rank summed each chunk, so adding zeros over the ranks is exact.
-  buckets.slices().all_reduce(chunk_sums, ReduceOp::kSum, kGradientNorm);
+  buckets.slice_group().all_reduce(chunk_sums, ReduceOp::kSum, kGradientNorm);
   return chunk_sums;
 }
 

@@ -17,7 +17,7 @@ namespace birkhoff {
 at::Tensor chunk_sums_of_squares(const std::vector<at::Tensor>& tensors);
 
 // fp64, on the gradients' device: sums of squares over fixed-size chunks of all reduced gradients.
-// Collective over the buckets' group if they are sliced, else local; asynchronous.
+// Collective over their slice_group() if they are sliced, else local; asynchronous.
 at::Tensor gradient_chunk_sums(const GradBuckets& buckets);
 
 // What reductions of the norm are for.

@@ -23,7 +23,7 @@ std::vector<TensorPart> owned_parts(const GradBuckets& buckets, const GradBucket
       parts.push_back(std::move(part));
     }
   };
-  const std::int64_t slice = bucket.elements() / buckets.slices().size();
+  const std::int64_t slice = bucket.elements() / buckets.slice_group().size();
   const std::int64_t last = std::min(owned.end, slot.offset + slot.elements);
   for (std::int64_t begin = std::max(owned.begin, slot.offset); begin < last;) {
     const int owner = buckets.owner(bucket, begin);

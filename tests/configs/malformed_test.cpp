@@ -214,6 +214,12 @@ const Malformed kMalformed[] = {
     {"mesh { sequence: 2 }", "2:8: mesh.sequence", "not supported yet"},
     {"train { invariant { shards: 4 } } mesh { ranks_per_node: 2 }", "2:42: mesh.ranks_per_node",
      "must be 0 with train.invariant.shards"},
+    {"mesh { ranks_per_node: 2 zero_inside_nodes: true }", "2:26: mesh.zero_inside_nodes",
+     "has no effect with train.zero_stage 0"},
+    {"mesh { ranks_per_node: 1 zero_inside_nodes: true } train { zero_stage: 3 }",
+     "2:26: mesh.zero_inside_nodes", "would slice over one rank"},
+    {"device: cuda train { zero_stage: 2 cuda_graph: true }", "2:36: train.cuda_graph",
+     "must be false with train.zero_stage 2"},
     {"evaluate { split: \"train\" }", "2:12: evaluate.split", "must be \"valid\" or \"test\""},
 };
 

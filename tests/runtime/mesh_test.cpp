@@ -4,6 +4,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cstdlib>
 #include <map>
 #include <random>
 
@@ -254,11 +255,12 @@ void flip_lowest_bit(const at::Tensor& tensor) {
   static_cast<unsigned char*>(tensor.mutable_data_ptr())[0] ^= 1u;
 }
 
-std::string difference_on_two_by_two(const std::function<void(int, MeshTraining&)>& harm) {
+std::string difference_on_two_by_two(const std::function<void(int, MeshTraining&)>& harm,
+                                     std::vector<std::string> settings = {}) {
   std::vector<std::string> lines(4);
   run_mesh(2, 2, [&](const MeshRank& rank) {
-    MeshTraining training(config_of(), rank);
-    Agreement agreement(rank.world, rank.data, training.parts(), "here");
+    MeshTraining training(config_of(settings), rank);
+    Agreement agreement(rank.world, rank.data, training.parts(), "here", nullptr, &rank.tensor);
     const TrainState state{20, 240, 1000, 0, false, {}};
     EXPECT_EQ(agreement.find_difference(state), "");
     training.run(1);
@@ -285,19 +287,30 @@ TEST(TrainingOnAMesh, ARankThatDiffersFromItsReplicaIsNamed) {
               HasSubstr("ranks 1 and 3 hold different bits"));
   EXPECT_THAT(difference_on_two_by_two(flip("adamw.v/embedding.weight", 0)),
               HasSubstr("ranks 0 and 2 hold different bits"));
+  // Slices of whole tensors are on both ranks of a replica. This norm is in the slice of data rank
+  // 0, because a slice has at least 64 elements.
+  for (const std::string stage : {"train.zero_stage=1", "train.zero_stage=3"}) {
+    EXPECT_THAT(difference_on_two_by_two(flip("adamw.m/blocks.0.attention_norm.weight", 1),
+                                         {stage, "train.bucket_elements=1"}),
+                HasSubstr("ranks 0 and 1 hold different bits"));
+  }
   EXPECT_THAT(difference_on_two_by_two(flip("blocks.0.attention.groups.1.centroids", 2)),
               HasSubstr("ranks 0 and 2 hold different bits, and no majority says which are right: "
                         "blocks.0.attention.groups.1.centroids"));
 }
 
-// A rank that is asked to stop at any time takes the ranks of its replica with it, and no rank
-// waits for them forever.
+// A rank that is asked to stop at any time takes with it the ranks with which its passes
+// communicate, and no rank waits for them forever. BIRKHOFF_MESH_STOPS sets the number of trials.
 TEST(TrainingOnAMesh, AStepThatOneRankGivesUpIsDoneByNone) {
+  const char* const set = std::getenv("BIRKHOFF_MESH_STOPS");
+  const int num_trials = set != nullptr ? std::atoi(set) : 20;
   std::mt19937 random(5);
-  for (int trial = 0; trial < 20; ++trial) {
+  for (int trial = 0; trial < num_trials; ++trial) {
     const int who = static_cast<int>(random() % 4), when = static_cast<int>(random() % 6);
+    const std::string zero = "train.zero_stage=" + std::to_string(trial % 4);
+    SCOPED_TRACE(zero);
     run_mesh(2, 2, [&](const MeshRank& rank) {
-      MeshTraining training(config_of({"train.micro_batch=1"}), rank);
+      MeshTraining training(config_of({"train.micro_batch=1", zero}), rank);
       int asked = 0;
       const GradientSums sums = training.run(
           1, {.gives_up = [&] { return rank.world.rank() == who && asked++ >= when; }});

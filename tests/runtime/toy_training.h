@@ -66,7 +66,7 @@ class ToyTraining {
     RunCheckpoints none(/*writer=*/nullptr, all, {}, {}, std::nullopt, nullptr, reporter);
     Trainer trainer({config_, model, feed, group_, all, buckets, *optimizer, stop, reporter,
                      activity, checkpoints == nullptr ? none : *checkpoints, evaluator, agreement,
-                     passing});
+                     buckets.passes_are_collective() ? &all : nullptr});
     return trainer.run(state);
   }
 
@@ -102,7 +102,6 @@ class ToyTraining {
   GradBuckets buckets;
   std::unique_ptr<Optimizer> optimizer;
   ProcessGroup* world = nullptr;  // null: the group
-  ProcessGroup* passing = nullptr;
   Evaluator* evaluator = nullptr;
   RunCheckpoints* checkpoints = nullptr;  // null: nothing is saved
   Agreement* agreement = nullptr;

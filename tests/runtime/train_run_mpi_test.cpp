@@ -91,7 +91,7 @@ TEST_F(TrainRunMpi, ZeroStages2And3NeedASequenceForEachRank) {
       },
       ExitCode::kConfig,
       "compute nothing: train.global_batch = 2, and with train.zero_stage 3 all must make the same "
-      "passes; start 2 ranks, or use zero_stage 1");
+      "passes; start at most 2 data-parallel ranks, or use zero_stage 1");
 }
 
 TEST(WarningOfNodes, ComparesTheRanksOfANodeWithHosts) {

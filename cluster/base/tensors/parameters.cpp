@@ -14,6 +14,7 @@
 
 #include "cluster/base/error.h"
 #include "cluster/base/random/philox.h"
+#include "cluster/base/tensors/tensor_memory.h"
 #include "cluster/base/tensors/tensor_region.h"
 
 namespace birkhoff {
@@ -58,23 +59,29 @@ void draw_run(std::uint64_t key, std::uint64_t stream, Initializer init, std::in
   });
 }
 
-// Drawn in fp32 whatever the parameter's dtype, so that fp32 and fp64 models start equal.
-at::Tensor draw_all(std::uint64_t key, const std::string& name, const TensorPlacement& placement,
-                    Initializer init) {
-  at::Tensor values = at::empty(local_shape(placement), at::TensorOptions().dtype(at::kFloat));
+// Elements `range` of the rank's tensor, in this shape. Drawn in fp32 whatever the parameter's
+// dtype, so that fp32 and fp64 models start equal.
+at::Tensor draw_range(std::uint64_t key, const std::string& name, const TensorPlacement& placement,
+                      Initializer init, Interval range, at::IntArrayRef shape) {
+  at::Tensor values = at::empty(shape, at::TensorOptions().dtype(at::kFloat));
   float* data = values.mutable_data_ptr<float>();
   const std::uint64_t stream = name_hash(name);
-  const auto region_of = [&](const TensorBox& box) {
-    return TensorRegion{placement.global_shape, box.offset, box.size, 0,
-                        c10::multiply_integers(box.size)};
-  };
-  const TensorRegion whole =
-      region_of({std::vector<std::int64_t>(placement.global_shape.size()), placement.global_shape});
+  const std::vector<std::int64_t> origin(placement.global_shape.size());
+  const TensorRegion whole{placement.global_shape, origin, placement.global_shape, 0,
+                           c10::multiply_integers(placement.global_shape)};
+  std::int64_t begin = 0;  // of the box
   for (const TensorBox& box : placement.boxes) {
-    for_each_common_run(whole, region_of(box), [&](const CommonRun& run) {
-      draw_run(key, stream, init, run.begin_a, run.length, data + run.begin_b);
-    });
-    data += c10::multiply_integers(box.size);
+    const std::int64_t end = begin + c10::multiply_integers(box.size);
+    const Interval common{std::max(begin, range.begin), std::min(end, range.end)};
+    if (common.size() > 0) {
+      const TensorRegion part{placement.global_shape, box.offset, box.size, common.begin - begin,
+                              common.end - begin};
+      for_each_common_run(whole, part, [&](const CommonRun& run) {
+        draw_run(key, stream, init, run.begin_a, run.length, data + run.begin_b);
+      });
+      data += common.size();
+    }
+    begin = end;
   }
   return values;
 }
@@ -95,9 +102,8 @@ void Parameters::require_new(const std::string& name, const TensorPlacement& pla
 }
 
 at::Tensor Parameters::initial(const std::string& name, const TensorPlacement& placement,
-                               Initializer init) const {
+                               Initializer init, Interval range, at::IntArrayRef shape) const {
   const auto options = at::TensorOptions().dtype(dtype_).device(device());
-  const std::vector<std::int64_t> shape = local_shape(placement);
   switch (init.kind) {
     case Initializer::Kind::kZeros:
       return at::zeros(shape, options);
@@ -109,7 +115,13 @@ at::Tensor Parameters::initial(const std::string& name, const TensorPlacement& p
   }
   if (device().is_meta()) return at::empty(shape, options);  // the model is only checked
   // Drawn on the host, so that every device starts with the same bits.
-  return draw_all(noise_key(seed_, 0, 0, NoisePurpose::kInit), name, placement, init).to(options);
+  return draw_range(noise_key(seed_, 0, 0, NoisePurpose::kInit), name, placement, init, range,
+                    shape)
+      .to(options);
+}
+
+at::Tensor Parameters::initial_values(const Parameter& parameter, Interval range) const {
+  return initial(parameter.name, parameter.placement, parameter.init, range, {range.size()});
 }
 
 at::Tensor Parameters::add(const std::string& name, at::IntArrayRef shape, Initializer init,
@@ -117,8 +129,16 @@ at::Tensor Parameters::add(const std::string& name, at::IntArrayRef shape, Initi
   TensorPlacement placement =
       place_tensor(shape.vec(), split, place_.tensor_rank, place_.tensor_size);
   require_new(name, placement);
-  const at::Tensor value = initial(name, placement, init).set_requires_grad(true);
-  list_.push_back({name, value, decay, std::move(placement), unit_});
+  const std::vector<std::int64_t> local = local_shape(placement);
+  at::Tensor value;
+  if (place_.sliced) {
+    value = at::empty(local, at::TensorOptions().dtype(dtype_).device(device()));
+    free_memory(value);
+  } else {
+    value = initial(name, placement, init, {0, c10::multiply_integers(local)}, local);
+  }
+  value.set_requires_grad(true);
+  list_.push_back({name, value, decay, std::move(placement), unit_, init});
   return value;
 }
 
@@ -140,7 +160,9 @@ at::Tensor Parameters::add_statistic(const std::string& name, at::IntArrayRef sh
   TensorPlacement placement =
       place_tensor(shape_of_all_heads(shape), {.dim = 0}, place_.tensor_rank, place_.tensor_size);
   require_new(name, placement);
-  const at::Tensor value = initial(name, placement, init);
+  const std::vector<std::int64_t> local = local_shape(placement);
+  const at::Tensor value =
+      initial(name, placement, init, {0, c10::multiply_integers(local)}, local);
   statistics_.push_back({name, value, sums_shape.vec(), std::move(update), std::move(describe),
                          std::move(placement)});
   return value;

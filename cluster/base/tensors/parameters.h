@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "cluster/base/interval.h"
 #include "cluster/base/tensors/placement.h"
 
 namespace birkhoff {
@@ -33,6 +34,7 @@ struct Parameter {
   bool decay = true;  // weight decay applies (matrices, not biases, norms or single vectors)
   TensorPlacement placement{};  // of the value in the global tensor
   int unit = 0;                 // Parameters::begin_unit()
+  Initializer init{};
 };
 
 // Provides the values of parameters of which a rank keeps only slices (ZeRO stage 3, Rajbhandari et
@@ -89,6 +91,9 @@ class Parameters {
                            at::IntArrayRef sums_shape, Statistic::Update update,
                            Statistic::Describe describe = {});
 
+  // Elements `range` (row-major) of the rank's tensor as it was added: [range.size()].
+  at::Tensor initial_values(const Parameter& parameter, Interval range) const;
+
   // Begins a unit, to which the parameters belong that are added until the next call. Returns its
   // number. Units are counted in the order in which a forward pass uses them.
   int begin_unit() { return ++unit_; }
@@ -109,8 +114,8 @@ class Parameters {
 
  private:
   void require_new(const std::string& name, const TensorPlacement& placement) const;
-  at::Tensor initial(const std::string& name, const TensorPlacement& placement,
-                     Initializer init) const;
+  at::Tensor initial(const std::string& name, const TensorPlacement& placement, Initializer init,
+                     Interval range, at::IntArrayRef shape) const;
   std::vector<std::int64_t> shape_of_all_heads(at::IntArrayRef shape) const;
 
   std::uint64_t seed_;

@@ -25,6 +25,9 @@ struct ModelPlacement {
   at::Device device;
   ProcessGroup* tensor = nullptr;        // null: the replica is on one rank
   int tensor_rank = 0, tensor_size = 1;  // of that group
+  // Whether parameters get no memory when they are added, because ranks will hold slices of them
+  // (ZeRO stage 3): Parameters::initial_values() gives their values.
+  bool sliced = false;
 };
 
 // Elements of a global tensor: a range of each dimension.

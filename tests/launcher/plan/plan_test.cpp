@@ -59,7 +59,8 @@ struct RankTraining {
         buckets(model->parameters(), rank.data, config.train().bucket_elements(),
                 config.train().invariant().shards(), config.train().zero_stage()),
         optimizer(make_optimizer(config.train().optimizer(), buckets)),
-        step(config.train(), *model, rank.data, rank.world, buckets, *optimizer) {}
+        step(config.train(), *model, rank.data, rank.world, buckets, *optimizer, nullptr,
+             buckets.passes_are_collective() ? &rank.world : nullptr) {}
 
   void take_step(const Batch& batch) { step.update(step.sum_gradients(batch, 1, 1), 1, 1); }
 

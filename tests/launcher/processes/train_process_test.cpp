@@ -304,7 +304,8 @@ TEST_F(TrainProcessTest, RestartsEndWithoutANewCheckpoint) {
 // kill -9 of one rank, of all ranks, of mpirun, or of all with mpirun and supervisor (like a
 // machine that goes down), at random moments: the job ends within 5 s, nothing is left running, and
 // the resumed run ends with the same bits. The run saves at every step, so that many kills hit a
-// save. BIRKHOFF_KILLS sets the number of kills.
+// save, and every other job keeps its state in slices (ZeRO stage 3). BIRKHOFF_KILLS sets the
+// number of kills.
 TEST_F(TrainProcessTest, KillsAtRandomMomentsLoseNothing) {
   const char* set = std::getenv("BIRKHOFF_KILLS");
   const int num_kills = set != nullptr ? std::atoi(set) : 10;
@@ -318,6 +319,8 @@ TEST_F(TrainProcessTest, KillsAtRandomMomentsLoseNothing) {
       "--set",
       "train.steps=" + std::to_string(num_steps),
       "--set",
+      "train.micro_batch=0",
+      "--set",
       "model.attention.0={group{heads:1 mechanism{sinkhorn{block:8}}} group{heads:1 "
       "mechanism{routing{clusters:6 window:8 decay:0.9 reseed_after:3}}}}"};
   const Finished trained = run_child(train("kills_reference", settings), seconds(600));
@@ -325,13 +328,16 @@ TEST_F(TrainProcessTest, KillsAtRandomMomentsLoseNothing) {
   std::vector<std::string> with_saves = settings;
   with_saves.insert(with_saves.end(), {"--set", "checkpoint.every=1"});
   const Command command = train("killed", with_saves);
+  std::vector<std::string> in_slices = with_saves;
+  in_slices.insert(in_slices.end(), {"--set", "train.zero_stage=3"});
+  const Command sliced = train("killed", in_slices);
   std::mt19937 random(20);
   int inside_a_save = 0, survived = 0;
   double slowest = 0;
   for (int kill = 0; kill < num_kills; ++kill) {
     SCOPED_TRACE("kill " + std::to_string(kill));
     const bool failed_before = HasFailure();
-    Child child(command);
+    Child child(kill % 2 == 0 ? command : sliced);
     // Kills are spread over the run: between two steps or, every fifth time, while it starts.
     const bool while_it_starts = kill % 5 == 4;
     if (while_it_starts) {

@@ -53,7 +53,6 @@ TEST(Zero, EachStageTrainsToTheSameBitsWithASliceOfTheState) {
               ToyTraining training(config, group, at::kFloat);
               training.model.recompute = micro_batch > 0;
               training.model.spoil(3, 2 * 12 + 5);  // a step that all ranks skip
-              if (stage > 1 && ranks > 1) training.passing = &group;
               training.run(signals);
               const auto state = gathered_state(training, group);
               EXPECT_EQ(state.size(), 5u + 1 + 2 * 5 + 1);  // with a statistic, and the updates
@@ -87,7 +86,6 @@ TEST(Zero, PassesOfStages2And3AddUpToTheGradientsOfStage1) {
           config.mutable_train()->set_global_batch(14);
           config.mutable_train()->set_micro_batch(micro_batch);
           ToyTraining training(config, group, at::kDouble);
-          if (of > 1) training.passing = &group;
           training.run(signals);
           std::vector<at::Tensor> own;
           for (const GradBucket& bucket : training.buckets.buckets()) {
@@ -109,13 +107,39 @@ std::int64_t bytes_in_memory(const at::Tensor& tensor) {
   return static_cast<std::int64_t>(tensor.storage().nbytes());
 }
 
+// A model whose parameters never had memory starts with the same bits, whole and in parts.
+TEST(Zero, Stage3DrawsOnlyItsSlicesOfTheInitialValues) {
+  for (const std::int64_t bucket_elements : {1, 700, 1 << 20}) {
+    run_mesh(3, 2, [&](const MeshRank& rank) {
+      std::vector<at::Tensor> own;
+      for (const bool sliced : {false, true}) {
+        ModelPlacement place(at::kCPU, &rank.tensor);
+        place.sliced = sliced;
+        Parameters parameters(5, at::kFloat, at::kFloat, place);
+        parameters.add("up", {30, 8}, Initializer::normal(1), true,
+                       {.dim = 0, .sections = {{0, 10}, {10, 30}}});
+        parameters.add("down", {7, 64}, Initializer::uniform(1), true, {.dim = 1});
+        parameters.add("norm", {33}, Initializer::ones(), false);
+        if (sliced) {
+          for (const Parameter& each : parameters.list()) EXPECT_EQ(bytes_in_memory(each.value), 0);
+        }
+        GradBuckets buckets(parameters, rank.data, bucket_elements, 0, 3);
+        std::vector<at::Tensor> all;
+        for (const GradBucket& bucket : buckets.buckets()) all.push_back(bucket.own_values);
+        own.push_back(at::cat(all).clone());
+      }
+      EXPECT_TRUE(at::equal(own[0], own[1])) << bucket_elements;
+      EXPECT_GT(own[0].abs().sum().item<float>(), 0);
+    });
+  }
+}
+
 TEST(Zero, Stages2And3KeepSlicesBetweenSteps) {
   const StopSignals signals;
   run_ranks(4, [&](ProcessGroup& group) {
     for (const int stage : {1, 2, 3}) {
       for (const int shards : {0, 8}) {
         ToyTraining training(config_with(2, shards, 60, stage), group, at::kFloat);
-        if (stage > 1) training.passing = &group;
         training.run(signals);
         for (const GradBucket& bucket : training.buckets.buckets()) {
           const std::int64_t all = bucket.elements() * 4;
