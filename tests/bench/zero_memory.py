@@ -41,7 +41,7 @@ def planned(config, corpus, ranks, settings):
     plan = json.loads(
         runs.birkhoff("plan", config, "--json", "--ranks", ranks,
                       *(word for setting in [f"data.corpus={corpus}", *settings]
-                        for word in ("--set", setting))).stdout)["memory"]
+                        for word in ("--set", setting))))["memory"]
     mb = lambda part: plan[part]["configured"] / 1e6
     return (mb("values") + mb("gradients") + mb("optimizer_state"),
             mb("values_and_gradients_of_a_layer_in_use"))
