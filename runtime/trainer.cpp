@@ -21,7 +21,7 @@ bool is_due(std::int64_t step, std::int64_t every) { return every > 0 && step % 
 Trainer::Trainer(TrainerParts parts)
     : parts_(parts),
       step_(parts_.config.train(), parts_.model, parts_.group, parts_.world, parts_.buckets,
-            parts_.optimizer, &parts_.activity, parts_.passing),
+            parts_.optimizer, &parts_.activity, parts_.pass_group),
       clock_(parts_.group.device()) {}
 
 Outcome Trainer::run(TrainState& state) {
@@ -102,9 +102,9 @@ Trainer::StepResult Trainer::step(TrainState& state) {
   const double waited_ms = parts_.feed.waited_ms();
   std::optional<Batch> next = parts_.feed.next();
   // Ranks that communicate in a pass compute with batches of one step, or all with the one before.
-  const bool has_batch = parts_.passing == nullptr
+  const bool has_batch = parts_.pass_group == nullptr
                              ? next.has_value()
-                             : !any_rank(*parts_.passing, !next.has_value(), "missing batches");
+                             : !any_rank(*parts_.pass_group, !next.has_value(), "missing batches");
   if (has_batch) batch_ = train.cuda_graph() ? static_batch_.hold(*next) : std::move(next);
   clock_.has_batch();
   const GradientSums sums = sum_gradients(state.step + 1, state.loss_scale,

@@ -49,9 +49,9 @@ struct TrainerParts {
   Reporter& reporter;  // of this rank
   Activity& activity;  // of this rank, for the watchdog
   RunCheckpoints& checkpoints;
-  Evaluator* evaluator = nullptr;   // null: no evaluation
-  Agreement* agreement = nullptr;   // null: ranks are not compared
-  ProcessGroup* passing = nullptr;  // as for TrainingStep
+  Evaluator* evaluator = nullptr;      // null: no evaluation
+  Agreement* agreement = nullptr;      // null: ranks are not compared
+  ProcessGroup* pass_group = nullptr;  // as for TrainingStep
 };
 
 class Trainer {

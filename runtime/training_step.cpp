@@ -63,7 +63,7 @@ std::string GradientSums::describe_non_finite() const {
 
 TrainingStep::TrainingStep(const configs::Train& train, Model& model, ProcessGroup& group,
                            ProcessGroup& world, GradBuckets& buckets, Optimizer& optimizer,
-                           Activity* activity, ProcessGroup* passing)
+                           Activity* activity, ProcessGroup* pass_group)
     : train_(train),
       model_(model),
       group_(group),
@@ -71,14 +71,14 @@ TrainingStep::TrainingStep(const configs::Train& train, Model& model, ProcessGro
       buckets_(buckets),
       optimizer_(optimizer),
       activity_(activity),
-      passing_(passing),
+      pass_group_(pass_group),
       scalars_(group.device()),
       step_sums_(model, train.invariant().shards()),
       gradients_graph_(train.cuda_graph(), group.device()),
       // With slices the norm needs communication, which is not recorded.
       norm_graph_(train.cuda_graph() && !buckets.sliced(), group.device()),
       update_graph_(train.cuda_graph(), group.device()) {
-  require(!buckets.passes_are_collective() || passing != nullptr,
+  require(!buckets.passes_are_collective() || pass_group != nullptr,
           "ranks whose passes communicate give up a step together");
 }
 
@@ -137,7 +137,7 @@ bool TrainingStep::gives_up() {
   if (abandoned_ || !hooks_->gives_up) return abandoned_;
   abandoned_ = hooks_->gives_up();
   // A rank that went on alone would wait for the others in its first layer.
-  if (passing_ != nullptr) abandoned_ = any_rank(*passing_, abandoned_, "giving up the step");
+  if (pass_group_ != nullptr) abandoned_ = any_rank(*pass_group_, abandoned_, "giving up the step");
   return abandoned_;
 }
 

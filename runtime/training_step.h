@@ -65,12 +65,12 @@ class TrainingStep {
  public:
   // The caller owns everything, and it must outlive the step. `group`: the data-parallel ranks, the
   // same as the buckets'. `world`: all ranks that must skip and stop together, on hosts. activity:
-  // null: no watchdog. `passing`: the ranks that communicate within a forward or backward pass, on
-  // hosts: those that hold the parts of the model, or if GradBuckets::passes_are_collective() all
-  // ranks. Null: this rank passes alone.
+  // null: no watchdog. pass_group: the ranks, on hosts, that communicate within a forward or
+  // backward pass: those that hold the parts of the model, or all ranks if
+  // GradBuckets::passes_are_collective(). Null: none.
   TrainingStep(const configs::Train& train, Model& model, ProcessGroup& group, ProcessGroup& world,
                GradBuckets& buckets, Optimizer& optimizer, Activity* activity = nullptr,
-               ProcessGroup* passing = nullptr);
+               ProcessGroup* pass_group = nullptr);
 
   // Computes the gradients of this rank's batch as step `step`, times `loss_scale`, and leaves
   // their sum over ranks in the buckets. Changes no parameter. With train.cuda_graph the passes are
@@ -96,7 +96,7 @@ class TrainingStep {
   void compute_gradients();  // of *batch_
   // A pass over rows of *batch_. sums_row: of the step's sums; -1: the pass does not count.
   void run_pass(Interval rows, bool last, std::int64_t sums_row);
-  // Collective over `passing`.
+  // Collective over `pass_group`.
   bool gives_up();
   // Fills in what all ranks decide together, from this rank's part. Collective over the world.
   void decide(bool losses_finite, bool stop_requested, GradientSums& sums) const;
@@ -108,7 +108,7 @@ class TrainingStep {
   GradBuckets& buckets_;
   Optimizer& optimizer_;
   Activity* activity_;
-  ProcessGroup* const passing_;
+  ProcessGroup* const pass_group_;
   // Of the running call; members because a recorded part must not capture them.
   const Batch* batch_ = nullptr;
   const StepHooks* hooks_ = nullptr;

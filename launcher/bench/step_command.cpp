@@ -264,6 +264,12 @@ std::string operation_profile(const std::function<void()>& work) {
 int bench_step_command(const BenchStepArguments& arguments, std::ostream& out) {
   compute_on_cpu(threads_of_rank(usable_cores()));
   const configs::Config config = load_config(arguments.config, arguments.settings);
+  if (config.mesh().tensor() > 1) {
+    fail(ExitCode::kConfig,
+         "mesh.tensor: {}: a step is timed in one process, on a whole model; add --set "
+         "mesh.tensor=1",
+         config.mesh().tensor());
+  }
   const at::Device device = config.device() == configs::Config::cuda ? cuda_device(/*local_rank=*/0)
                                                                      : at::Device(at::kCPU);
   if (config.train().invariant().shards() > 0) {

@@ -106,7 +106,10 @@ configs::Config smaller_config(const configs::Config& config, const configs::Att
 constexpr int kPass = 1, kStep = 2;
 
 // So few ids that the head is small compared with a layer.
-std::int64_t few_ids(std::int64_t vocabulary) { return std::min<std::int64_t>(vocabulary, 16); }
+// One for each rank of mesh.tensor at least.
+std::int64_t few_ids(const configs::Config& config, std::int64_t vocabulary) {
+  return std::min<std::int64_t>(vocabulary, std::max(16, config.mesh().tensor()));
+}
 
 std::int64_t value_bytes(const configs::Train& train) {
   return train.precision() == configs::Train::fp64 ? 8 : 4;
@@ -183,7 +186,7 @@ Trial::Trial(const configs::Config& config, std::int64_t vocabulary, std::int64_
     : config_(config), vocabulary_(vocabulary), micro_batch_(micro_batch), limits_(limits) {
   const configs::Model& model = config.model();
   const Shape one{1, whole().length};
-  const std::int64_t few = few_ids(vocabulary);
+  const std::int64_t few = few_ids(config, vocabulary);
   flops_of_rest_ = size_of_model(part(nullptr, 0, one), vocabulary).flops;
   const ModelSize all = size_of_model(part(nullptr, model.layers(), one), vocabulary);
   flops_of_layers_ = all.flops - flops_of_rest_;
@@ -250,7 +253,7 @@ double Trial::extrapolate(const std::vector<double>& values, Shape to) const {
 }
 
 Trial::LayerBytes Trial::try_layer(const Kind& kind) const {
-  const std::int64_t few = few_ids(vocabulary_);
+  const std::int64_t few = few_ids(config_, vocabulary_);
   const auto of_layers = [&](std::int64_t layers, Shape shape) {
     configs::Config config = part(&kind, layers, shape);
     config.mutable_train()->set_recompute(false);
@@ -332,7 +335,7 @@ TrialMemory Trial::extrapolated(bool recompute) {
     }
   }
   const configs::Model& model = config_.model();
-  const std::int64_t few = few_ids(vocabulary_);
+  const std::int64_t few = few_ids(config_, vocabulary_);
   const configs::Config without_layers = part(nullptr, 0, whole());
   CountedModel rest(without_layers, vocabulary_, at::kMeta);
   const CountedModel::Bytes of_rest = rest.train(micro_batch_);
@@ -397,7 +400,7 @@ std::int64_t Trial::timed_ids(Shape shape, int copies) const {
                    copies <=
                limits_.bytes / 2;  // parameters exist twice while they are made
   };
-  while (ids / 2 > few_ids(vocabulary_) && !fits()) ids /= 2;
+  while (ids / 2 > few_ids(config_, vocabulary_) && !fits()) ids /= 2;
   return ids;
 }
 
@@ -417,7 +420,7 @@ TrialTimes Trial::times(int rounds, int neighbours) {
     tried_.clear();
   } else {
     const Shape shape = timed_shape(copies);
-    const std::int64_t few = few_ids(vocabulary_), ids = timed_ids(shape, copies);
+    const std::int64_t few = few_ids(config_, vocabulary_), ids = timed_ids(shape, copies);
     // Adds the difference between `larger` and `smaller`.
     const auto add = [&](double passes, double updates, const PartTimes& larger,
                          const PartTimes& smaller) {

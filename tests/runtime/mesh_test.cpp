@@ -70,8 +70,10 @@ struct MeshTraining {
                 config.train().invariant().shards(), config.train().zero_stage()),
         optimizer(make_optimizer(config.train().optimizer(), buckets)),
         step(config.train(), *model, rank.data, rank.world, buckets, *optimizer, nullptr,
-             passing()) {}
-  ProcessGroup* passing() { return buckets.passes_are_collective() ? &rank.world : &rank.tensor; }
+             pass_group()) {}
+  ProcessGroup* pass_group() {
+    return buckets.passes_are_collective() ? &rank.world : &rank.tensor;
+  }
 
   // This rank's rows of step `number`'s batch.
   Batch batch(std::int64_t number) const {
@@ -345,7 +347,7 @@ TEST(TrainingOnAMesh, ABatchThatOneRankOfAReplicaLacksIsUsedByNone) {
                                nullptr, reporter);
     Trainer trainer({training.config, *training.model, feed, rank.data, rank.world,
                      training.buckets, *training.optimizer, stop, reporter, activity, checkpoints,
-                     nullptr, nullptr, training.passing()});
+                     nullptr, nullptr, training.pass_group()});
     TrainState state;
     EXPECT_EQ(trainer.run(state), Outcome::kRequeue);
     EXPECT_EQ(state.step, 2);

@@ -17,6 +17,7 @@
 #include "launcher/measure/peak_memory.h"
 #include "launcher/measure/synthetic_training.h"
 #include "launcher/plan/effective_time.h"
+#include "launcher/plan/plan.h"
 #include "launcher/plan/rank_state.h"
 #include "runtime/run_checkpoints.h"
 #include "runtime/tasks/task.h"
@@ -137,6 +138,37 @@ TEST(Plan, CommunicationOfAMeshIsWhatTheProcessGroupsCount) {
       }
     }
   }
+}
+
+// Slices inside nodes: values never leave a node, and of the gradients only sums of slices do.
+TEST(Plan, SlicesInsideNodesSendOnlySumsToOtherNodes) {
+  const configs::Config config =
+      config_of({"train.zero_stage=3", "train.micro_batch=0", "mesh.ranks_per_node=2",
+                 "mesh.zero_inside_nodes=true"});
+  for (const int ranks : {2, 4, 6}) {
+    const RankState state = rank_state(config, kVocabulary, ranks);
+    const int nodes = ranks / 2;
+    std::map<std::string, Exchange> exchanges;
+    for (const Exchange& each : state.exchanges) exchanges[each.what] = each;
+    EXPECT_EQ(exchanges.at("values").between_nodes_bytes, 0);
+    EXPECT_EQ(exchanges.at("values").inside_node_bytes, exchanges.at("values").sent_bytes);
+    const Exchange& gradients = exchanges.at("gradients");
+    EXPECT_NEAR(gradients.between_nodes_bytes,
+                2.0 * (nodes - 1) / nodes * static_cast<double>(state.gradients_bytes), 1);
+    EXPECT_EQ(gradients.inside_node_bytes, static_cast<double>(state.gradients_bytes));
+    EXPECT_EQ(gradients.ring_bytes, 0);
+  }
+}
+
+// Layers are tried with a few ids of the vocabulary, of which each rank needs one.
+TEST(Plan, KnowsModelsOverManyRanks) {
+  PlanRequest request;
+  request.config = config_of({"model.heads=32", "model.channels=64", "mesh.tensor=32",
+                              "model.attention.0={group{mechanism{dense{}}}}",
+                              "model.attention.1={group{mechanism{dense{}}}}"});
+  request.vocabulary = kVocabulary;
+  request.ranks = request.ranks_per_node = 32;
+  EXPECT_GT(rank_memory(make_plan(request)), 0);
 }
 
 TEST(Plan, StateIsWhatARankAllocates) {
