@@ -7,6 +7,8 @@
 #include <cmath>
 #include <random>
 
+#include "configs/schema/config.pb.h"
+
 namespace birkhoff {
 namespace {
 
