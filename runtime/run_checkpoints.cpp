@@ -57,7 +57,7 @@ std::vector<TensorPart> model_tensors(Model& model) {
 std::vector<TensorPart> training_parts(Model& model, const GradBuckets& buckets,
                                        Optimizer& optimizer, int num_ranks) {
   const ModelPlacement& place = model.parameters().place();
-  // Of what every rank of the data axis holds the ranks write about as much each.
+  // The ranks of the data axis share the writing of what all of them hold.
   std::vector<TensorPart> parts =
       buckets.values_are_sliced() ? statistics_of(model.parameters()) : model_tensors(model);
   balance_owners(parts, num_ranks / place.tensor_size);

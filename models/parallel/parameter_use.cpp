@@ -12,7 +12,7 @@ namespace {
 
 using torch::autograd::variable_list;
 
-// The identity behind a part, whose backward pass begins that of the part.
+// The identity, applied to a part's output: its backward pass runs before that of the part.
 class EndOfPart : public torch::autograd::Node {
  public:
   EndOfPart(const at::Tensor& y, ParameterSlices& slices, const std::vector<int>& units)

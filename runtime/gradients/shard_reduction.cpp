@@ -46,31 +46,35 @@ void ShardReduction::next_shard(bool one_pass) {
   in_gradients_ = next;
 }
 
+at::Tensor ShardReduction::buffer(const std::vector<std::int64_t>& counts) const {
+  return at::empty({std::accumulate(counts.begin(), counts.end(), std::int64_t{0})},
+                   gradients_.options());
+}
+
+at::Tensor ShardReduction::slices_by_owner() const {
+  const at::Tensor slices = buffer(send_counts_);
+  const std::int64_t slice = gradients_.size(0) / group_.size();
+  std::int64_t offset = 0;
+  for (int owner = 0; owner < group_.size(); ++owner) {
+    for (const at::Tensor& sum : mine_.sums()) {
+      slices.narrow(0, offset, slice).copy_(sum.narrow(0, owner * slice, slice));
+      offset += slice;
+    }
+  }
+  return slices;
+}
+
 void ShardReduction::start(const std::string& name) {
   require(in_gradients_.end == shards_of_rank(group_.rank()).end,
           "a rank has computed all of its shards");
-  const auto buffer = [this](const std::vector<std::int64_t>& counts) {
-    const auto elements = std::accumulate(counts.begin(), counts.end(), std::int64_t{0});
-    return at::empty({elements}, gradients_.options());
-  };
-  const bool one_node = mine_.sums().empty() && in_gradients_.size() > 0;
-  if (one_node) {
-    sent_ = gradients_;
+  if (mine_.sums().empty() && in_gradients_.size() > 0) {
+    sent_ = gradients_;  // this rank's shards are one node
   } else {
     if (in_gradients_.size() > 0) mine_.add(in_gradients_, gradients_);
     if (group_.size() == 1) {
       sums_.copy_(mine_.sums().front());
     } else {
-      // For each owner: its slice of all partial sums.
-      sent_ = buffer(send_counts_);
-      const std::int64_t slice = gradients_.size(0) / group_.size();
-      std::int64_t offset = 0;
-      for (int owner = 0; owner < group_.size(); ++owner) {
-        for (const at::Tensor& sum : mine_.sums()) {
-          sent_.narrow(0, offset, slice).copy_(sum.narrow(0, owner * slice, slice));
-          offset += slice;
-        }
-      }
+      sent_ = slices_by_owner();
     }
     mine_.clear();
   }

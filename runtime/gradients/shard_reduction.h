@@ -43,6 +43,9 @@ class ShardReduction {
  private:
   Interval shards_of_rank(int rank) const { return partition(num_shards_, rank, group_.size()); }
   void hold_first_shard();
+  at::Tensor buffer(const std::vector<std::int64_t>& counts) const;
+  // For each owner: its slice of all partial sums.
+  at::Tensor slices_by_owner() const;
   // Nodes of the tree that a rank sends.
   std::vector<Interval> nodes_of_rank(int rank) const;
 
