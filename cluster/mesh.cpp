@@ -48,8 +48,8 @@ std::int64_t check_axes(const configs::Mesh& mesh, std::int64_t num_ranks) {
 
 // The groups of the ranks that share `color`. An axis of size 1 needs no communicator; every rank
 // of the world takes the same branch.
-Mesh::Axis Mesh::make_axis(World& world, int axis_size, int color, at::Device device,
-                           int node_ranks) {
+Mesh::Axis Mesh::make_axis(World& world, const configs::Mesh& config, int axis_size, int color,
+                           at::Device device, int node_ranks) {
   Axis axis;
   if (axis_size == 1) {
     axis.host = make_single_group();
@@ -58,7 +58,13 @@ Mesh::Axis Mesh::make_axis(World& world, int axis_size, int color, at::Device de
   }
   axis.host = world.split(color, world.rank(), node_ranks);
 #ifdef BIRKHOFF_CUDA
-  if (device.is_cuda()) axis.gpu = std::make_unique<NcclGroup>(*axis.host, device, node_ranks);
+  if (device.is_cuda()) {
+    const SumOrder order = config.nccl_reductions() ? SumOrder::kNccl : SumOrder::kRanks;
+    axis.gpu = std::make_unique<NcclGroup>(*axis.host, device,
+                                           order == SumOrder::kNccl ? 1 : node_ranks, order);
+  }
+#else
+  (void)config;
 #endif
   return axis;
 }
@@ -70,16 +76,21 @@ Mesh::Mesh(World& world, const configs::Mesh& config, at::Device device) {
   const int sequence_index = world.rank() / tensor_size % sequence_size;
   const int data_index = world.rank() / (tensor_size * sequence_size);
   // The ranks of a group differ only in the index on its axis.
-  data_ = make_axis(world, static_cast<int>(data_size), sequence_index * tensor_size + tensor_index,
-                    device, std::max(1, config.ranks_per_node()));
-  sequence_ = make_axis(world, sequence_size, data_index * tensor_size + tensor_index, device);
-  tensor_ = make_axis(world, tensor_size, data_index * sequence_size + sequence_index, device);
+  data_ = make_axis(world, config, static_cast<int>(data_size),
+                    sequence_index * tensor_size + tensor_index, device,
+                    std::max(1, config.ranks_per_node()));
+  sequence_ =
+      make_axis(world, config, sequence_size, data_index * tensor_size + tensor_index, device);
+  tensor_ =
+      make_axis(world, config, tensor_size, data_index * sequence_size + sequence_index, device);
   if (has_node_slices(config)) {
     const int node_ranks = config.ranks_per_node();
     const int nodes = static_cast<int>(data_size) / node_ranks;
     const int others = sequence_index * tensor_size + tensor_index;
-    inside_ = make_axis(world, node_ranks, others * nodes + data_index / node_ranks, device);
-    across_ = make_axis(world, nodes, others * node_ranks + data_index % node_ranks, device);
+    inside_ =
+        make_axis(world, config, node_ranks, others * nodes + data_index / node_ranks, device);
+    across_ =
+        make_axis(world, config, nodes, others * node_ranks + data_index % node_ranks, device);
   }
   groups_ = {&world.group()};
   for (const Axis* axis : {&tensor_, &sequence_, &data_, &inside_, &across_}) {

@@ -32,7 +32,8 @@ struct NodeGroups {
 class Mesh {
  public:
   // If mesh.data is 0, the data axis takes the ranks that remain after the other axes. The data
-  // group reduces in two levels with mesh.ranks_per_node (two_levels.h). Errors as check_axes().
+  // group reduces in two levels with mesh.ranks_per_node (two_levels.h), or as NCCL likes with
+  // mesh.nccl_reductions. Errors as check_axes().
   // `device` holds the tensors of all groups; if it is a GPU (this rank's own, and the current
   // device), the groups use NCCL. Collective over the world. `world` must outlive the mesh.
   Mesh(World& world, const configs::Mesh& config, at::Device device);
@@ -55,8 +56,8 @@ class Mesh {
     std::unique_ptr<ProcessGroup> host, gpu;  // no gpu: its tensors are on the host
     ProcessGroup& group() { return gpu ? *gpu : *host; }
   };
-  static Axis make_axis(World& world, int axis_size, int color, at::Device device,
-                        int node_ranks = 1);
+  static Axis make_axis(World& world, const configs::Mesh& config, int axis_size, int color,
+                        at::Device device, int node_ranks = 1);
 
   Axis data_, tensor_, sequence_;
   Axis inside_, across_;  // of nodes; without groups if there is no use for them

@@ -15,25 +15,28 @@ namespace {
 
 // MPI counts are int. Each completed message also shows the waiting thread that data is flowing.
 constexpr std::size_t kMessageBytes = std::size_t{1} << 20;
-// If a rank receives at most this many bytes in total, all_reduce sends every tensor to every rank:
-// one exchange instead of two.
-constexpr std::size_t kSmallBytes = 65536;
 
-// How long a wait yields the core before it sleeps: of a communication thread, which takes cores
-// from threads that compute, and of a caller, which has nothing else to do.
-constexpr std::chrono::microseconds kThreadYields(20), kCallerYields(200);
+// How long a wait keeps the core, and then how long it yields the core, before it sleeps: of a
+// communication thread, which takes cores from threads that compute, and of a caller, which has
+// nothing else to do.
+struct Patience {
+  std::chrono::microseconds keeps, yields;
+};
+constexpr Patience kThreadPatience{std::chrono::microseconds(0), std::chrono::microseconds(20)},
+    kCallerPatience{std::chrono::microseconds(5), std::chrono::microseconds(200)};
 
-// Pauses after a poll that found nothing: yields the core at first, then sleeps for a sixteenth of
-// the time waited so far. A long wait thus costs almost nothing, and no wait grows by more than a
-// sixteenth.
+// Pauses after a poll that found nothing: not at all at first, then yields the core, then sleeps
+// for a sixteenth of the time waited so far. A long wait thus costs almost nothing, and no wait
+// grows by more than a sixteenth.
 class PollPause {
  public:
-  explicit PollPause(std::chrono::microseconds yields) : yields_(yields) {}
+  explicit PollPause(Patience patience) : patience_(patience) {}
   void restart() { start_ = Clock::now(); }
   void operator()() const {
     using std::chrono::microseconds;
     const auto waited = std::chrono::duration_cast<microseconds>(Clock::now() - start_);
-    if (waited < yields_) {
+    if (waited < patience_.keeps) return;
+    if (waited < patience_.yields) {
       ::sched_yield();
     } else {
       std::this_thread::sleep_for(std::clamp(waited / 16, microseconds(20), microseconds(500)));
@@ -42,7 +45,7 @@ class PollPause {
 
  private:
   using Clock = std::chrono::steady_clock;
-  const std::chrono::microseconds yields_;
+  const Patience patience_;
   Clock::time_point start_ = Clock::now();
 };
 
@@ -108,7 +111,8 @@ std::unique_ptr<Work> MpiGroup::do_all_reduce(at::Tensor tensor, ReduceOp op) {
   return submit([this, tensor = std::move(tensor), op] {
     if (size() == 1) return;
     const auto ranks = static_cast<std::size_t>(size());
-    const bool small = tensor.nbytes() * ranks <= kSmallBytes;
+    const bool small =
+        is_small(static_cast<std::int64_t>(tensor.nbytes()), size(), /*on_gpus=*/false);
     if (ranks_.two_levels()) {
       MpiTransfers transfers(*this);
       return all_reduce_in_levels(transfers, ranks_, tensor, op, small);
@@ -194,6 +198,7 @@ void MpiGroup::start_transfers(int peer, const Piece& out, const Piece& in) {
     if (in.data != out.data && in.num_bytes > 0) std::memcpy(in.data, out.data, in.num_bytes);
     return;
   }
+  bytes_sent_ += static_cast<std::int64_t>(out.num_bytes);
   if (peer / ranks_.node_ranks != ranks_.node()) {
     bytes_between_nodes_ += static_cast<std::int64_t>(out.num_bytes);
   }
@@ -213,6 +218,8 @@ void MpiGroup::reduce_pieces(const std::vector<Piece>& sends, ReduceOp op, at::S
   std::byte* received = scratch(mine.num_bytes * sends.size());
   std::vector<Piece> receives;
   std::vector<const void*> inputs;
+  receives.reserve(sends.size());
+  inputs.reserve(sends.size());
   for (std::size_t p = 0; p < sends.size(); ++p) {
     const bool is_mine = static_cast<int>(p) == rank();
     receives.push_back(is_mine ? mine : Piece{received + p * mine.num_bytes, mine.num_bytes});
@@ -234,11 +241,11 @@ void MpiGroup::transfer(const Piece& piece, const char* call, Start start) {
 
 void MpiGroup::wait_for_requests() {
   const int num_requests = static_cast<int>(requests_.size());
-  std::vector<int> completed(requests_.size());
-  PollPause pause(on_caller_ ? kCallerYields : kThreadYields);
+  completed_.resize(requests_.size());
+  PollPause pause(on_caller_ ? kCallerPatience : kThreadPatience);
   for (int num_left = num_requests; num_left > 0;) {
     int num_completed = 0;
-    mpi_check(MPI_Testsome(num_requests, requests_.data(), &num_completed, completed.data(),
+    mpi_check(MPI_Testsome(num_requests, requests_.data(), &num_completed, completed_.data(),
                            MPI_STATUSES_IGNORE),
               "MPI_Testsome");
     if (num_completed > 0) {

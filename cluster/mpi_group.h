@@ -36,8 +36,10 @@ class MpiGroup : public ProcessGroup {
 
   int rank() const override { return ranks_.rank; }
   int size() const override { return ranks_.size; }
-  // The payload that this rank has sent to ranks of other nodes, all operations together; without
-  // nodes, to all other ranks. Collectives of MPI itself (broadcast, barrier) are not counted.
+  // The payload that this rank has sent to other ranks, all operations together, and of that to
+  // ranks of other nodes; without nodes, all of it. Collectives of MPI itself (broadcast, barrier)
+  // are not counted.
+  std::int64_t bytes_sent() const { return bytes_sent_; }
   std::int64_t bytes_between_nodes() const { return bytes_between_nodes_; }
 
  protected:
@@ -87,9 +89,10 @@ class MpiGroup : public ProcessGroup {
   int tag_ = 0;             // of the running operation
   bool on_caller_ = false;  // whether it runs on its caller's thread
   std::vector<MPI_Request> requests_;
+  std::vector<int> completed_;   // numbers of requests
   std::vector<Buffer> buffers_;  // the operations share them
   std::size_t num_buffers_ = 0;  // of the running operation
-  std::atomic<std::int64_t> bytes_between_nodes_ = 0;
+  std::atomic<std::int64_t> bytes_sent_ = 0, bytes_between_nodes_ = 0;
   std::atomic<bool> abandoned_ = false;
   std::unique_ptr<OperationQueue> queue_;
 };

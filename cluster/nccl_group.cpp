@@ -21,9 +21,6 @@ using Clock = std::chrono::steady_clock;
 using std::chrono::microseconds;
 using std::chrono::milliseconds;
 
-// If a rank receives at most this many bytes in total, all_reduce sends every tensor to every rank:
-// one exchange instead of two.
-constexpr std::size_t kSmallBytes = std::size_t{1} << 20;
 constexpr microseconds kPoll(50);          // between two polls
 constexpr milliseconds kWatchPeriod(250);  // between two checks for asynchronous errors
 constexpr double kConnectSeconds = 300;    // limit until all ranks have connected
@@ -31,6 +28,24 @@ constexpr double kLeaveSeconds = 10;       // limit until the other ranks leave 
 
 double seconds_since(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
+}
+
+ncclDataType_t nccl_type(at::ScalarType dtype) {
+  switch (dtype) {
+    case at::kFloat:
+      return ncclFloat32;
+    case at::kDouble:
+      return ncclFloat64;
+    case at::kBFloat16:
+      return ncclBfloat16;
+    default:
+      return ncclInt64;  // process_group.h has no other type
+  }
+}
+
+ncclRedOp_t nccl_operation(ReduceOp op) {
+  if (op == ReduceOp::kSum) return ncclSum;
+  return op == ReduceOp::kMax ? ncclMax : ncclMin;
 }
 
 // The stream and the communicator are created on the current device.
@@ -95,13 +110,15 @@ class NcclGroup::HostWork : public Work {
 
 // ---- Life
 
-NcclGroup::NcclGroup(ProcessGroup& control, at::Device device, int node_ranks)
+NcclGroup::NcclGroup(ProcessGroup& control, at::Device device, int node_ranks, SumOrder order)
     : device_(current(device)),
       ranks_{.rank = control.rank(), .size = control.size(), .node_ranks = node_ranks},
+      order_(order),
       stream_(CudaStream::Priority::kHigh),
       exceptions_at_start_(std::uncaught_exceptions()) {
   require(node_ranks >= 1 && size() % node_ranks == 0,
           "NcclGroup: node_ranks must divide the ranks");
+  require(node_ranks == 1 || order == SumOrder::kRanks, "NcclGroup: NCCL knows no node_ranks");
   ncclUniqueId id{};
   if (rank() == 0) {
     const ncclResult_t result = ncclGetUniqueId(&id);
@@ -323,8 +340,16 @@ std::unique_ptr<Work> NcclGroup::submit_for(std::vector<at::Tensor> tensors, Ope
 std::unique_ptr<Work> NcclGroup::do_all_reduce(at::Tensor tensor, ReduceOp op) {
   return submit_for({tensor}, [&] {
     if (size() == 1 || tensor.numel() == 0) return;
+    if (order_ == SumOrder::kNccl) {
+      return settle(
+          ncclAllReduce(tensor.const_data_ptr(), tensor.mutable_data_ptr(),
+                        static_cast<std::size_t>(tensor.numel()), nccl_type(tensor.scalar_type()),
+                        nccl_operation(op), comm_, stream_.get()),
+          "ncclAllReduce");
+    }
     const auto ranks = static_cast<std::size_t>(size());
-    const bool small = tensor.nbytes() * ranks <= kSmallBytes;
+    const bool small =
+        is_small(static_cast<std::int64_t>(tensor.nbytes()), size(), /*on_gpus=*/true);
     NcclTransfers transfers(*this);
     if (ranks_.two_levels()) return all_reduce_in_levels(transfers, ranks_, tensor, op, small);
     if (small) {
@@ -350,6 +375,13 @@ std::unique_ptr<Work> NcclGroup::do_reduce_scatter(at::Tensor output, at::Tensor
                                                    ReduceOp op) {
   return submit_for({output, input}, [&] {
     if (output.numel() == 0) return;
+    if (order_ == SumOrder::kNccl) {
+      return settle(ncclReduceScatter(input.const_data_ptr(), output.mutable_data_ptr(),
+                                      static_cast<std::size_t>(output.numel()),
+                                      nccl_type(input.scalar_type()), nccl_operation(op), comm_,
+                                      stream_.get()),
+                    "ncclReduceScatter");
+    }
     NcclTransfers transfers(*this);
     if (ranks_.two_levels()) {
       return reduce_scatter_in_levels(transfers, ranks_, output, input, op);

@@ -4,7 +4,8 @@
 // wait() on a handle makes the caller's current stream wait and returns at once. NCCL only moves
 // bytes: our own kernel reduces the received data in rank order
 // (cluster/base/collectives/gpu_reduce.cu). A result therefore has the same bits as MpiGroup's and
-// depends neither on NCCL's choice of algorithm nor on which machines the job runs on.
+// depends neither on NCCL's choice of algorithm nor on which machines the job runs on. With
+// SumOrder::kNccl, NCCL reduces, too, and these promises do not hold.
 #pragma once
 
 #include <nccl.h>
@@ -28,14 +29,19 @@ namespace birkhoff {
 // Version of the NCCL library that this process uses, such as "2.28.3". Local.
 std::string nccl_version();
 
+// The order in which a group reduces: that of process_group.h, or NCCL's choice.
+enum class SumOrder { kRanks, kNccl };
+
 class NcclGroup : public ProcessGroup {
  public:
   // Connects the ranks of `control`, a group for host tensors: it broadcasts the communicator's id
   // and is not used afterwards. `device` is this rank's GPU and must be the current device
   // (cuda_device()). Error(kPeer) if NCCL cannot connect the ranks. With node_ranks, a divisor of
   // its size, all_reduce, reduce_scatter and all_gather have two levels (two_levels.h); 1: one.
-  // Collective over control.
-  NcclGroup(ProcessGroup& control, at::Device device, int node_ranks = 1);
+  // SumOrder::kNccl: ncclAllReduce and ncclReduceScatter; node_ranks must be 1. Collective over
+  // control.
+  NcclGroup(ProcessGroup& control, at::Device device, int node_ranks = 1,
+            SumOrder order = SumOrder::kRanks);
   // Waits for the other ranks to get here too, for at most 10 seconds. During exception unwinding
   // it does not wait and aborts running operations. CUDA must outlive the group.
   ~NcclGroup() override;
@@ -105,6 +111,7 @@ class NcclGroup : public ProcessGroup {
 
   const at::Device device_;
   NodeRanks ranks_;
+  const SumOrder order_;
   CudaStream stream_;
   mutable std::mutex mutex_;  // NCCL allows one thread at a time in a communicator
   ncclComm_t comm_ = nullptr;

@@ -23,6 +23,7 @@ inline std::byte* bytes_of(const at::Tensor& tensor) {
 inline std::vector<Piece> pieces_of(const at::Tensor& tensor,
                                     const std::vector<std::int64_t>& counts) {
   std::vector<Piece> pieces;
+  pieces.reserve(counts.size());
   std::byte* data = bytes_of(tensor);
   for (const std::int64_t count : counts) {
     pieces.push_back({data, static_cast<std::size_t>(count) * tensor.itemsize()});
@@ -37,6 +38,7 @@ inline std::vector<Piece> slices_of(const Piece& whole, std::size_t element_byte
   const auto ranks = static_cast<std::size_t>(num_ranks);
   const std::size_t elements = whole.num_bytes / element_bytes;
   std::vector<Piece> slices;
+  slices.reserve(ranks);
   for (std::size_t p = 0; p < ranks; ++p) {
     const std::size_t begin = elements * p / ranks, end = elements * (p + 1) / ranks;
     slices.push_back({whole.data + begin * element_bytes, (end - begin) * element_bytes});

@@ -71,6 +71,9 @@ World::World() {
   // Messages up to this size are copied through shared memory at once. Open MPI's own limit is
   // 4096, and its handshake above takes twice as long as the copy.
   ::setenv("OMPI_MCA_btl_vader_eager_limit", "32768", /*overwrite=*/0);
+  // Open MPI's flags for TCP without PUT (2): puts do not use both directions of a link at once. An
+  // all_reduce over 400 Mbit/s took twice as long with them (tests/bench/scaling_lab.py).
+  ::setenv("OMPI_MCA_btl_tcp_flags", "57", /*overwrite=*/0);
   if (!may_read_processes()) {
     ::setenv("OMPI_MCA_btl_vader_single_copy_mechanism", "none", /*overwrite=*/0);
   }

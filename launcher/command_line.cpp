@@ -63,8 +63,8 @@ CLI::App* CommandLine::subcommand(CLI::App& parent, const char* name, const char
   return command;
 }
 
-void CommandLine::add_settings(CLI::App* command, std::vector<std::string>& settings) {
-  command
+CLI::Option* CommandLine::add_settings(CLI::App* command, std::vector<std::string>& settings) {
+  return command
       ->add_option("--set", settings,
                    "override a field of the configuration; may be repeated, the last value wins")
       ->allow_extra_args(false)
@@ -166,6 +166,21 @@ void CommandLine::add_train() {
               "move the old contents of the run folder to RUN/before-fresh-K and start over");
 }
 
+void CommandLine::add_links(CLI::App* command, LinkArguments& links, CLI::Option* needed) {
+  CLI::Option* network = add_number(command, "--network-gbs", links.network_gbs, 1e-6, 1e6,
+                                    "per-node network bandwidth in GB/s, each way");
+  add_number(command, "--network-us", links.network_us, 0.0, 1e6,
+             "latency of the network in microseconds")
+      ->needs(network);
+  CLI::Option* node = add_number(command, "--node-gbs", links.node_gbs, 1e-6, 1e6,
+                                 "bandwidth of a rank inside its node in GB/s, each way");
+  add_number(command, "--node-us", links.node_us, 0.0, 1e6, "latency inside a node in microseconds")
+      ->needs(node);
+  if (needed == nullptr) return;
+  network->needs(needed);
+  node->needs(needed);
+}
+
 void CommandLine::add_plan() {
   CLI::App* c = subcommand(
       app_, "plan",
@@ -186,8 +201,7 @@ void CommandLine::add_plan() {
   c->add_flag("--measure", plan_.measure,
               "benchmark this machine (about a minute) and predict the step time on it")
       ->excludes(peak);
-  add_number(c, "--network-gbs", plan_.network_gbs, 1e-6, 1e6,
-             "per-node network bandwidth in GB/s, each way");
+  add_links(c, plan_.links);
   CLI::Option* faults = add_number(
       c, "--faults-per-day", plan_.faults_per_day, 0.0, 86400.0,
       "failures of the whole job per day, to predict goodput: the share of time spent in steps "
@@ -222,8 +236,8 @@ void CommandLine::add_doctor() {
       ->type_name("FILE");
 }
 
-void CommandLine::add_device(CLI::App* c, std::string& device, const char* what) {
-  c->add_option("--device", device, what)
+CLI::Option* CommandLine::add_device(CLI::App* c, std::string& device, const char* what) {
+  return c->add_option("--device", device, what)
       ->check(CLI::IsMember({"cpu", "cuda"}))
       ->capture_default_str();
 }

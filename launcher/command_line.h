@@ -40,10 +40,13 @@ class CommandLine {
 
  private:
   CLI::App* subcommand(CLI::App& parent, const char* name, const char* what, const char* examples);
-  void add_settings(CLI::App* command, std::vector<std::string>& settings);
-  void add_device(CLI::App* command, std::string& device,
-                  const char* what = "cpu or cuda; need not be the device that trained the model");
+  CLI::Option* add_settings(CLI::App* command, std::vector<std::string>& settings);
+  CLI::Option* add_device(
+      CLI::App* command, std::string& device,
+      const char* what = "cpu or cuda; need not be the device that trained the model");
   void add_rounds(CLI::App* command, int& rounds);
+  // needed: an option without which these have no effect; null: none.
+  void add_links(CLI::App* command, LinkArguments& links, CLI::Option* needed = nullptr);
 
   void add_prepare();
   std::vector<PrepareArguments::Text> prepare_texts() const;

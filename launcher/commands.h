@@ -46,13 +46,20 @@ struct TrainArguments {
 };
 int train_command(const TrainArguments& arguments, std::ostream& out, std::ostream& err);
 
+// Links between nodes (of a node) and inside them (of a rank), in each direction.
+struct LinkArguments {
+  std::optional<double> network_gbs, node_gbs;  // GB/s; not set: infinitely fast
+  double network_us = 0, node_us = 0;           // latency in microseconds
+};
+
 struct PlanArguments {
   std::string config;
   std::vector<std::string> settings;
   std::optional<std::int64_t> vocabulary;    // not set: the corpus'
   std::optional<int> ranks, ranks_per_node;  // not set: mesh.data, and all ranks
   bool measure = false;
-  std::optional<double> peak_tflops, network_gbs, faults_per_day;
+  std::optional<double> peak_tflops, faults_per_day;
+  LinkArguments links;
   double save_seconds = 0, restart_seconds = 0;
   bool json = false;
 };
@@ -188,6 +195,12 @@ struct BenchCommArguments {
   std::string device = "cpu";
   std::string bytes = "4K-64M";  // smallest and largest size
   int rounds = 11;
+  // A step of this configuration instead of single operations; empty: none.
+  std::string config;
+  std::vector<std::string> settings;
+  std::int64_t vocabulary = 256;
+  LinkArguments links;
+  bool json = false;
 };
 int bench_comm_command(const BenchCommArguments& arguments, std::ostream& out, std::ostream& err);
 

@@ -51,6 +51,11 @@ std::int64_t passes_of(const configs::Train& train, const std::vector<ShardRows>
   return passes;
 }
 
+// A step on the meta device is only counted.
+bool records(const configs::Train& train, const ProcessGroup& group) {
+  return train.cuda_graph() && !group.device().is_meta();
+}
+
 }  // namespace
 
 std::string GradientSums::describe_non_finite() const {
@@ -74,17 +79,16 @@ TrainingStep::TrainingStep(const configs::Train& train, Model& model, ProcessGro
       pass_group_(pass_group),
       scalars_(group.device()),
       step_sums_(model, train.invariant().shards()),
-      gradients_graph_(train.cuda_graph(), group.device()),
+      gradients_graph_(records(train, group), group.device()),
       // With slices the norm needs communication, which is not recorded.
-      norm_graph_(train.cuda_graph() && !buckets.sliced(), group.device()),
-      update_graph_(train.cuda_graph(), group.device()) {
+      norm_graph_(records(train, group) && !buckets.sliced(), group.device()),
+      update_graph_(records(train, group), group.device()) {
   require(!buckets.passes_are_collective() || pass_group != nullptr,
           "ranks whose passes communicate give up a step together");
 }
 
-GradientSums TrainingStep::sum_gradients(const Batch& batch, std::int64_t step, double loss_scale,
-                                         const StepHooks& hooks) {
-  // Forward, backward.
+void TrainingStep::launch_passes(const Batch& batch, std::int64_t step, double loss_scale,
+                                 const StepHooks& hooks) {
   scalars_.set_noise_step(step);
   scalars_.set(StepScalars::kLossScale, loss_scale);
   scalars_.publish();
@@ -93,12 +97,22 @@ GradientSums TrainingStep::sum_gradients(const Batch& batch, std::int64_t step, 
   abandoned_ = false;
   gives_up();
   gradients_graph_.run([this] { compute_gradients(); });
-  if (hooks.launched) hooks.launched();
+}
 
-  // Reduce: sums of gradients and counts over all ranks, the same bits on each.
-  const bool stop_requested = hooks.asks_to_stop && hooks.asks_to_stop();
+at::Tensor TrainingStep::reduce() {
   buckets_.finish_reducing(step_sums_.tensors());
   norm_graph_.run([this] { chunk_sums_ = gradient_chunk_sums(buckets_); });
+  return chunk_sums_;
+}
+
+GradientSums TrainingStep::sum_gradients(const Batch& batch, std::int64_t step, double loss_scale,
+                                         const StepHooks& hooks) {
+  launch_passes(batch, step, loss_scale, hooks);
+  if (hooks.launched) hooks.launched();
+
+  // Sums of gradients and counts over all ranks, the same bits on each.
+  const bool stop_requested = hooks.asks_to_stop && hooks.asks_to_stop();
+  reduce();
   StepSums::Total total = step_sums_.total();
   GradientSums sums;
   sums.num_tokens = std::llround(total.tokens);

@@ -79,6 +79,15 @@ class TrainingStep {
   GradientSums sum_gradients(const Batch& batch, std::int64_t step, double loss_scale,
                              const StepHooks& hooks = {});
 
+  // The first part of sum_gradients(): all passes, and the reductions that they start. Collective
+  // over the ranks that communicate within the passes.
+  void launch_passes(const Batch& batch, std::int64_t step, double loss_scale,
+                     const StepHooks& hooks);
+  // The second part: afterwards gradients and step sums are added up over the ranks. Returns the
+  // gradient norm's chunk sums (grad_norm.h). Does not wait for the device. Collective over the
+  // group.
+  at::Tensor reduce();
+
   // If `sums` apply, clips the gradients in the buckets and updates the parameters and the model's
   // statistics. Returns the learning rate. Collective over the group.
   double update(const GradientSums& sums, std::int64_t step, double loss_scale);

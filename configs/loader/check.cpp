@@ -315,6 +315,24 @@ class ConsistencyCheck {
                    "must be 0 with train.invariant.shards, whose sums have one order on any number "
                    "of ranks; leave one of them out");
     }
+    if (config_.mesh().nccl_reductions()) check_nccl_reductions();
+  }
+
+  void check_nccl_reductions() const {
+    const char* const field = "mesh.nccl_reductions";
+    if (config_.device() != configs::Config::cuda) {
+      config_error(places_, field, "needs device: cuda; leave it out on CPUs");
+    }
+    if (config_.train().invariant().shards() > 0) {
+      config_error(places_, field,
+                   "must be false with train.invariant.shards, whose sums have one order on any "
+                   "number of ranks; leave one of them out");
+    }
+    if (config_.mesh().ranks_per_node() > 0 && !config_.mesh().zero_inside_nodes()) {
+      config_error(places_, field,
+                   "must be false with mesh.ranks_per_node: NCCL finds out by itself which ranks "
+                   "share a node; leave one of them out");
+    }
   }
 
   // Each rank of the tensor axis has as many heads and hidden units as the others.

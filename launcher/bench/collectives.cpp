@@ -38,12 +38,6 @@ at::Tensor sum_in_order(std::int64_t count, const NodeRanks& ranks) {
 
 }  // namespace
 
-const char* collective_name(Collective what) {
-  constexpr const char* kNames[] = {"all_reduce", "reduce_scatter", "all_gather", "all_to_all",
-                                    "broadcast"};
-  return kNames[static_cast<std::size_t>(what)];
-}
-
 double bus_factor(Collective what, int ranks) {
   if (what == Collective::kBroadcast) return 1;
   const double others = (ranks - 1.0) / ranks;  // share of the data that other ranks hold

@@ -17,16 +17,13 @@
 
 #include "cluster/base/collectives/process_group.h"
 #include "cluster/two_levels.h"
+#include "launcher/measure/step_schedule.h"
 
 namespace birkhoff {
 
-enum class Collective { kAllReduce, kReduceScatter, kAllGather, kAllToAll, kBroadcast };
 inline constexpr Collective kCollectives[] = {Collective::kAllReduce, Collective::kReduceScatter,
                                               Collective::kAllGather, Collective::kAllToAll,
                                               Collective::kBroadcast};
-
-// The name of the method of ProcessGroup.
-const char* collective_name(Collective what);
 
 // busbw = algbw * bus_factor, where algbw = 4 * count bytes / time. The factor is the share of
 // `count` that must cross a rank's link, whatever the algorithm. So busbw can be compared with the

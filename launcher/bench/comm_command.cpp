@@ -8,6 +8,7 @@
 #include <charconv>
 #include <cstring>
 #include <memory>
+#include <optional>
 #include <ostream>
 #include <string_view>
 #include <vector>
@@ -16,12 +17,16 @@
 #include "cluster/base/error.h"
 #include "cluster/base/gpu/device.h"
 #include "cluster/base/text/plural.h"
+#include "cluster/mesh.h"
+#include "configs/loader/config_io.h"
 #include "launcher/bench/collectives.h"
 #include "launcher/bench/other_load.h"
+#include "launcher/bench/replay_command.h"
 #include "launcher/commands.h"
 #include "launcher/measure/report.h"
 #include "launcher/processes/ranks.h"
 #include "launcher/processes/supervisor.h"
+#include "runtime/run_checks.h"
 #ifdef BIRKHOFF_CUDA
 #include "cluster/nccl_group.h"
 #endif
@@ -239,14 +244,49 @@ int measure_in_world(World& world, const BenchCommArguments& arguments, const St
   return 0;
 }
 
+// The command line of a rank.
+std::vector<std::string> rank_line(const BenchCommArguments& arguments) {
+  std::vector<std::string> line{"bench", "comm"};
+  const auto add = [&](const char* name, const auto& value) {
+    line.insert(line.end(), {name, fmt::format("{}", value)});
+  };
+  if (!arguments.config.empty()) {
+    line.push_back(arguments.config);
+    for (const std::string& setting : arguments.settings) add("--set", setting);
+    add("--vocabulary", arguments.vocabulary);
+    const LinkArguments& links = arguments.links;
+    if (links.network_gbs) {
+      add("--network-gbs", *links.network_gbs);
+      add("--network-us", links.network_us);
+    }
+    if (links.node_gbs) {
+      add("--node-gbs", *links.node_gbs);
+      add("--node-us", links.node_us);
+    }
+    if (arguments.json) line.push_back("--json");
+  } else {
+    add("--device", arguments.device);
+    add("--bytes", arguments.bytes);
+    if (arguments.ranks_per_node) add("--ranks-per-node", *arguments.ranks_per_node);
+  }
+  add("--rounds", arguments.rounds);
+  return line;
+}
+
 }  // namespace
 
 int bench_comm_command(const BenchCommArguments& arguments, std::ostream& out, std::ostream& err) {
   StopSignals signals;  // as for `train`: the supervisor's request must not kill a rank
   const int ranks = ranks_to_run_on(arguments.ranks);
+  std::optional<configs::Config> config;
   check_before_ranks([&] {
     sizes_of(arguments.bytes);
     if (arguments.device == "cuda") count_cuda_devices();
+    if (!arguments.config.empty()) {
+      config = load_config(arguments.config, arguments.settings, UselessValues::kKeep);
+      check_idle_ranks(*config, static_cast<int>(check_axes(config->mesh(), ranks)));
+      if (config->device() == configs::Config::cuda) count_cuda_devices();
+    }
     if (ranks < 2) {
       fail(ExitCode::kUsage,
            "bench comm needs at least 2 ranks: add --ranks 2, or start it with mpirun or srun");
@@ -256,17 +296,13 @@ int bench_comm_command(const BenchCommArguments& arguments, std::ostream& out, s
            *arguments.ranks_per_node, counted(ranks, "rank"));
     }
   });
-  if (arguments.ranks) {
-    std::vector<std::string> line{
-        "bench",   "comm",          "--device", arguments.device,
-        "--bytes", arguments.bytes, "--rounds", std::to_string(arguments.rounds)};
-    if (arguments.ranks_per_node) {
-      line.insert(line.end(), {"--ranks-per-node", std::to_string(*arguments.ranks_per_node)});
-    }
-    return supervise({ranks}, {}, line, signals, err).code;
-  }
+  if (arguments.ranks) return supervise({ranks}, {}, rank_line(arguments), signals, err).code;
   return run_in_world(
-      [&](World& world) { return measure_in_world(world, arguments, signals, out, err); }, err);
+      [&](World& world) {
+        return config ? replay_in_world(world, arguments, *config, signals, out, err)
+                      : measure_in_world(world, arguments, signals, out, err);
+      },
+      err);
 }
 
 }  // namespace birkhoff

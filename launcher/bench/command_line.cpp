@@ -31,15 +31,28 @@ void CommandLine::add_bench() {
       *c, "comm",
       "Collective operations between ranks. Checks their results, then measures their time and "
       "nccl-tests'\nalgbw and busbw, and compares them with a memcpy of the same bytes (CPU) "
-      "and the same operations\nby MPI (CPU) or NCCL (GPU).",
+      "and the same operations\nby MPI (CPU) or NCCL (GPU).\nWith CONFIG: the communication of a "
+      "training step on the configuration's mesh. One rank measures its\ncomputation, then all "
+      "replay the step with timed waits in its place, so ranks may outnumber cores.",
       "  birkhoff bench comm --ranks 2\n"
+      "  birkhoff bench comm my.txtpb --ranks 4 --set mesh.tensor=2 --network-gbs 0.1\n"
       "  srun --mpi=pmix -n 8 birkhoff bench comm --device cuda --bytes 1M-1G");
+  CLI::Option* config =
+      comm->add_option("CONFIG", bench_comm_.config, "configuration (.txtpb) of a step");
+  add_settings(comm, bench_comm_.settings)->needs(config);
+  add_number(comm, "--vocabulary", bench_comm_.vocabulary, 2, 10'000'000,
+             "number of token ids to draw from")
+      ->needs(config);
+  add_links(comm, bench_comm_.links, config);
+  comm->add_flag("--json", bench_comm_.json, "print one JSON object")->needs(config);
   add_number(comm, "--ranks", bench_comm_.ranks, 2, 4096, "start this many MPI ranks here");
   add_number(comm, "--ranks-per-node", bench_comm_.ranks_per_node, 1, 4096,
-             "sum inside nodes of this many ranks first, as mesh.ranks_per_node");
-  add_device(comm, bench_comm_.device, "cpu, or cuda: one GPU per rank");
+             "sum inside nodes of this many ranks first, as mesh.ranks_per_node")
+      ->excludes(config);
+  add_device(comm, bench_comm_.device, "cpu, or cuda: one GPU per rank")->excludes(config);
   comm->add_option("--bytes", bench_comm_.bytes, "sizes, each four times the previous one")
       ->type_name("MIN-MAX")
+      ->excludes(config)
       ->capture_default_str();
   add_rounds(comm, bench_comm_.rounds);
 

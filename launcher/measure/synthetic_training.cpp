@@ -3,7 +3,6 @@
 #include <cmath>
 
 #include "cluster/base/gpu/device.h"
-#include "launcher/measure/imitated_group.h"
 #include "launcher/measure/report.h"
 #include "runtime/tasks/task.h"
 
@@ -24,13 +23,12 @@ SyntheticTraining::SyntheticTraining(const configs::Config& config, std::int64_t
       device_(device),
       batch_(make_task(config)->synthetic_batch(vocabulary, at::kCPU).to(device)),
       loss_scale_(loss_scale(config)),
-      group_(make_single_group(device)),
-      tensor_(imitated_tensor_axis(config.mesh().tensor(), device)),
-      model_(make_model(config, vocabulary, {device, tensor_.get()})),
-      buckets_(model_->parameters(), *group_, config.train().bucket_elements()),
+      mesh_(mesh_shape(config, config.mesh().tensor()), device),
+      model_(make_model(config, vocabulary, {device, &mesh_.tensor()})),
+      buckets_(model_->parameters(), mesh_.data(), config.train().bucket_elements()),
       optimizer_(make_optimizer(config.train().optimizer(), buckets_)),
-      plain_(plain_config_.train(), *model_, *group_, *group_, buckets_, *optimizer_),
-      recorded_(config_.train(), *model_, *group_, *group_, buckets_, *optimizer_) {}
+      plain_(plain_config_.train(), *model_, mesh_.data(), mesh_.data(), buckets_, *optimizer_),
+      recorded_(config_.train(), *model_, mesh_.data(), mesh_.data(), buckets_, *optimizer_) {}
 
 double SyntheticTraining::gradients_of_first(std::int64_t num_sequences) {
   return plain_.sum_gradients(batch_.narrow(0, num_sequences), kStep, loss_scale_).nats;

@@ -8,6 +8,7 @@
 #include <memory>
 
 #include "configs/schema/config.pb.h"
+#include "launcher/measure/imitated_group.h"
 #include "models/model.h"
 #include "runtime/optimizers/optimizer.h"
 #include "runtime/training_step.h"
@@ -52,7 +53,7 @@ class SyntheticTraining {
   const at::Device device_;
   const Batch batch_;
   const double loss_scale_;
-  const std::unique_ptr<ProcessGroup> group_, tensor_;
+  ImitatedMesh mesh_;  // of one data-parallel rank
   const std::unique_ptr<Model> model_;
   GradBuckets buckets_;
   const std::unique_ptr<Optimizer> optimizer_;

@@ -5,7 +5,6 @@
 
 #include <optional>
 
-#include "launcher/measure/imitated_group.h"
 #include "launcher/measure/peak_memory.h"
 #include "models/meta_operations.h"
 #include "runtime/tasks/task.h"
@@ -17,10 +16,9 @@ CountedModel::CountedModel(const configs::Config& config, std::int64_t vocabular
     : config_(config),
       vocabulary_(vocabulary),
       device_(device),
-      one_(make_single_group(device)),
-      tensor_(imitated_tensor_axis(config.mesh().tensor(), device)),
-      model_(make_model(config, vocabulary, {device, tensor_.get()})),
-      buckets_(model_->parameters(), *one_, config.train().bucket_elements()) {}
+      mesh_(mesh_shape(config, config.mesh().tensor()), device),
+      model_(make_model(config, vocabulary, {device, &mesh_.tensor()})),
+      buckets_(model_->parameters(), mesh_.data(), config.train().bucket_elements()) {}
 
 Batch CountedModel::batch(std::int64_t sequences) const {
   configs::Config config = config_;

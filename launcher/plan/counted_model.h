@@ -7,6 +7,7 @@
 #include <memory>
 
 #include "configs/schema/config.pb.h"
+#include "launcher/measure/imitated_group.h"
 #include "models/model.h"
 #include "runtime/gradients/grad_buckets.h"
 
@@ -36,7 +37,7 @@ class CountedModel {
   const configs::Config config_;
   const std::int64_t vocabulary_;
   const c10::Device device_;
-  const std::unique_ptr<ProcessGroup> one_, tensor_;
+  ImitatedMesh mesh_;  // of one data-parallel rank
   const std::unique_ptr<Model> model_;
   const GradBuckets buckets_;
 };

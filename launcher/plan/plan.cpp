@@ -56,6 +56,8 @@ class Planner {
         config_(request.config),
         model_(make_model(config_, request.vocabulary, at::kMeta)),
         state_(rank_state(config_, request.vocabulary, request.ranks)),
+        exchanges_(exchanges_of(state_.schedule, mesh_shape(config_, request.ranks),
+                                request.ranks_per_node)),
         saved_(saved_state(config_, request.vocabulary, request.ranks)) {
     const configs::Train& train = config_.train();
     const int data_ranks = request.ranks / config_.mesh().tensor();
@@ -107,7 +109,7 @@ class Planner {
   RankState state_with(int zero_stage) const {
     configs::Config config = config_;
     config.mutable_train()->set_zero_stage(zero_stage);
-    return rank_state(config, request_.vocabulary, request_.ranks);
+    return rank_state(config, request_.vocabulary, request_.ranks, WithSchedule::kNo);
   }
 
   void add_parameters() {
@@ -243,25 +245,17 @@ class Planner {
   }
 
   bool has_several_nodes() const { return request_.ranks > request_.ranks_per_node; }
-  // The bytes of `exchange` that leave a rank's node, on average over the node's ranks: direct
-  // sends go to every other rank equally, in a ring only one rank of a node sends to another node,
-  // and two levels say it themselves.
-  double sent_to_other_nodes(const Exchange& exchange) const {
-    if (!has_several_nodes()) return 0;
-    // Ranks of a replica are neighbors (cluster/mesh.h).
-    const int tensor = config_.mesh().tensor();
-    const int ranks = exchange.in_replica ? tensor : request_.ranks / tensor;
-    const int on_node = exchange.in_replica ? std::min(request_.ranks_per_node, tensor)
-                                            : std::max(1, request_.ranks_per_node / tensor);
-    if (ranks <= on_node) return 0;
-    const double share = static_cast<double>(ranks - on_node) / (ranks - 1);
-    const double direct = exchange.sent_bytes - exchange.ring_bytes - exchange.inside_node_bytes -
-                          exchange.between_nodes_bytes;
-    return direct * share + exchange.ring_bytes / on_node + exchange.between_nodes_bytes;
+
+  // Added to the purpose of an exchange that other groups have, too.
+  std::string name_of_group(const Exchange& exchange) const {
+    const auto same = [&](const Exchange& each) { return each.what == exchange.what; };
+    if (std::ranges::count_if(exchanges_, same) < 2) return "";
+    if (exchange.group == GroupKind::kAcrossNodes) return " between nodes";
+    return exchange.group == GroupKind::kTensor ? " of a replica" : "";
   }
 
   void add_communication() {
-    if (state_.exchanges.empty()) return;
+    if (exchanges_.empty()) return;
     PlanTable table{"communication",
                     "Communication of a rank in a step. Inputs: as the process group counts them. "
                     "Sent: to other ranks, and of that to other nodes.",
@@ -271,17 +265,19 @@ class Planner {
                      {"sent_to_other_nodes", "MB to other nodes", kMega}},
                     {}};
     Exchange total{.what = "total"};
-    double total_to_other_nodes = 0;
-    const auto add = [&](const Exchange& each, double to_other_nodes) {
-      table.add(each.what, {static_cast<double>(each.operations), static_cast<double>(each.bytes),
-                            each.sent_bytes, to_other_nodes});
+    const auto add = [&](const Exchange& each) {
+      table.add(each.what + name_of_group(each),
+                {static_cast<double>(each.operations), static_cast<double>(each.bytes),
+                 each.sent_bytes, each.sent_to_other_nodes});
     };
-    for (const Exchange& each : state_.exchanges) {
-      add(each, sent_to_other_nodes(each));
-      total_to_other_nodes += sent_to_other_nodes(each);
-      total.add(each, 1);
+    for (const Exchange& each : exchanges_) {
+      add(each);
+      total.operations += each.operations;
+      total.bytes += each.bytes;
+      total.sent_bytes += each.sent_bytes;
+      total.sent_to_other_nodes += each.sent_to_other_nodes;
     }
-    add(total, total_to_other_nodes);
+    add(total);
     plan_.tables.push_back(std::move(table));
   }
 
@@ -333,36 +329,35 @@ class Planner {
         times_ ? times_->step.forward * micro_batches() : forward_flops() / speed;
     const double backward =
         times_ ? times_->step.backward * micro_batches() : backward_flops() / speed;
-    // A byte sent within a node is written to shared memory, read there, and added up: three
-    // copies. A node's ranks share its network.
-    double local = 0;
-    std::map<bool, double> between;  // seconds, by in_backward_pass
-    for (const Exchange& each : state_.exchanges) {
-      const double to_others = sent_to_other_nodes(each);
-      if (times_) local += 6 * (each.sent_bytes - to_others) / times_->copy_bytes;
-      between[each.in_backward_pass] += to_others * request_.ranks_per_node /
-                                        request_.network_bytes_per_second.value_or(INFINITY);
-    }
-    // Gradients are reduced while the last micro-batch's backward pass continues, or with ZeRO
-    // stages 2 and 3 that of each.
-    const bool each_pass =
-        config_.train().zero_stage() > 1 && config_.train().invariant().shards() == 0;
-    const double hidden = config_.train().cuda_graph() ? 0
-                          : each_pass                  ? backward
-                                                       : backward / micro_batches();
-    const double network = std::max(0.0, between[true] - hidden) + between[false];
-    double step = forward + backward + local + network;
+    StepSchedule schedule = state_.schedule;
+    schedule.scale(StepPart::kForward, forward);
+    schedule.scale(StepPart::kBackward, backward);
+    double update = 0;
+    if (times_) update = times_->step.optimizer * updated_share();
+    schedule.scale(StepPart::kUpdate, update);
+    const Link infinite{INFINITY};
+    const SimulatedStep simulated =
+        simulate(schedule, mesh_shape(config_, request_.ranks),
+                 {request_.ranks_per_node, request_.node.value_or(infinite),
+                  request_.network.value_or(infinite)});
+    double step = simulated.seconds;
     table.add("forward", {forward});
     table.add("backward", {backward});
-    if (times_) {
-      const double optimizer = times_->step.optimizer * updated_share();
-      step += optimizer;
-      table.add("optimizer", {optimizer});
+    if (times_) table.add("optimizer", {update});
+    if (request_.ranks > 1 && times_ && config_.device() == configs::Config::cpu) {
+      // A byte sent within a node is written to shared memory, read there, and added up: three
+      // copies, which cores make that would compute.
+      double local = 0;
+      for (const Exchange& each : exchanges_) {
+        local += 6 * (each.sent_bytes - each.sent_to_other_nodes) / times_->copy_bytes;
+      }
+      table.add("communication within a node", {local});
+      step += local;
     }
-    if (request_.ranks > 1 && times_) table.add("communication within a node", {local});
-    if (has_several_nodes() && request_.network_bytes_per_second) {
-      table.add("network not hidden by the backward pass", {network});
-    } else if (has_several_nodes()) {
+    if ((has_several_nodes() && request_.network) || request_.node) {
+      table.add("communication not hidden by computation", {simulated.exposed()});
+    }
+    if (has_several_nodes() && !request_.network) {
       note("The time of the network is not predicted: give --network-gbs.");
     }
     table.add("step", {step});
@@ -425,6 +420,7 @@ class Planner {
   const configs::Config& config_;
   const std::unique_ptr<Model> model_;
   const RankState state_;                    // as configured
+  const std::vector<Exchange> exchanges_;    // of a step
   const SavedState saved_;                   // as configured
   std::int64_t rows_ = 0, micro_batch_ = 0;  // sequences of the rank with the most
   std::vector<std::string> slow_paths_;      // of attention

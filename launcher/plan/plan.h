@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "configs/schema/config.pb.h"
+#include "launcher/measure/step_simulation.h"
 #include "launcher/plan/effective_time.h"
 
 namespace birkhoff {
@@ -20,8 +21,10 @@ struct PlanRequest {
   // The step time is measured on this machine, or follows from flops_per_second, the speed of the
   // passes. Without either, it is not predicted.
   bool measure = false;
-  std::optional<double> flops_per_second;          // of a rank
-  std::optional<double> network_bytes_per_second;  // of a node, in one direction
+  std::optional<double> flops_per_second;  // of a rank
+  // Between nodes; not set: not predicted. Inside a node, `node` is for GPUs: on CPUs a transfer is
+  // a copy that a core makes.
+  std::optional<Link> network, node;
   std::optional<FaultModel> faults;
 };
 

@@ -67,7 +67,16 @@ PlanRequest request_of(const PlanArguments& arguments, const configs::Config& co
   }
   request.measure = arguments.measure;
   if (arguments.peak_tflops) request.flops_per_second = *arguments.peak_tflops * 1e12;
-  if (arguments.network_gbs) request.network_bytes_per_second = *arguments.network_gbs * 1e9;
+  const LinkArguments& links = arguments.links;
+  if (links.network_gbs) request.network = link_of(links.network_gbs, links.network_us);
+  if (links.node_gbs) {
+    if (config.device() != configs::Config::cuda) {
+      fail(ExitCode::kUsage,
+           "--node-gbs is for device: cuda; on CPUs transfers inside a node are copies, which "
+           "--measure times");
+    }
+    request.node = link_of(links.node_gbs, links.node_us);
+  }
   if (arguments.faults_per_day) {
     request.faults = FaultModel{.faults_per_day = *arguments.faults_per_day,
                                 .save_seconds = arguments.save_seconds,

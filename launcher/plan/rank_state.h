@@ -1,6 +1,6 @@
 // The memory that one rank of a run holds between steps, the bytes that it sends in a step, and the
 // bytes that it writes into a checkpoint. Computed with the run's own objects on LibTorch's meta
-// device, which has sizes and no memory, and with imitated groups, which count. Local.
+// device, which has sizes and no memory. Local.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "configs/schema/config.pb.h"
-#include "launcher/measure/imitated_group.h"
+#include "launcher/measure/step_schedule.h"
 #include "runtime/checkpoint/layout.h"
 
 namespace birkhoff {
@@ -26,10 +26,13 @@ struct RankState {
   std::int64_t optimizer_bytes = 0;
   // The buffer of a CPU run's group that receives the other ranks' slices of the longest bucket.
   std::int64_t exchange_bytes = 0;
-  std::vector<Exchange> exchanges;  // rank 0's, in a step
+  // Rank 0's step. Its computation is in FLOPs of matrix products. Empty unless asked for.
+  StepSchedule schedule;
 };
+enum class WithSchedule { kNo, kYes };
 // Error(kConfig) as make_model().
-RankState rank_state(const configs::Config& config, std::int64_t vocabulary, int num_ranks);
+RankState rank_state(const configs::Config& config, std::int64_t vocabulary, int num_ranks,
+                     WithSchedule with_schedule = WithSchedule::kYes);
 
 struct SavedState {
   CheckpointSize size;

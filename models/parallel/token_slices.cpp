@@ -16,6 +16,11 @@
 namespace birkhoff {
 namespace {
 
+// What the exchanges of rows between the ranks of a tensor axis are for: the inputs of products,
+// other rows, and sums.
+constexpr char kProductRows[] = "tokens of products", kGatheredRows[] = "tokens",
+               kSummedRows[] = "sums of tokens";
+
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 

@@ -19,11 +19,6 @@
 
 namespace birkhoff {
 
-// What the exchanges of rows between the ranks of a tensor axis are for: the inputs of products,
-// other rows, and sums.
-inline constexpr char kProductRows[] = "tokens of products", kGatheredRows[] = "tokens",
-                      kSummedRows[] = "sums of tokens";
-
 class TokenSlices {
  public:
   TokenSlices() = default;  // a model on one rank

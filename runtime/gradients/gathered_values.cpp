@@ -11,10 +11,12 @@
 namespace birkhoff {
 
 GatheredValues::GatheredValues(ProcessGroup& group, std::vector<GradBucket>& buckets,
-                               std::vector<std::vector<std::size_t>> buckets_of)
+                               std::vector<std::vector<std::size_t>> buckets_of,
+                               TensorMemory& memory)
     : group_(group),
       buckets_(buckets),
       buckets_of_(std::move(buckets_of)),
+      memory_(memory),
       residences_(buckets.size()) {}
 
 std::vector<std::size_t> GatheredValues::buckets_of(const std::vector<int>& units) const {
@@ -60,7 +62,7 @@ void GatheredValues::use_in_backward(const std::vector<int>& units) {
 void GatheredValues::start_gather(std::size_t bucket) {
   const GradBucket& of = buckets_[bucket];
   if (has_memory(of.values)) return;
-  take_memory(of.values);
+  memory_.take(of.values);
   residences_[bucket].gather =
       group_.all_gather_async(of.values, of.own_values, fmt::format("values of bucket {}", bucket));
 }
@@ -82,7 +84,7 @@ void GatheredValues::free_idle(std::optional<int> next) {
     if (!residence.idle() || !has_memory(buckets_[bucket].values)) continue;
     if (std::ranges::find(kept, bucket) != kept.end()) continue;
     if (auto work = std::move(residence.gather); work != nullptr) work->wait();
-    free_memory(buckets_[bucket].values);
+    memory_.free(buckets_[bucket].values);
   }
 }
 

@@ -10,6 +10,7 @@
 
 #include "cluster/base/collectives/process_group.h"
 #include "cluster/base/tensors/parameters.h"
+#include "cluster/base/tensors/tensor_memory.h"
 #include "runtime/gradients/grad_bucket.h"
 
 namespace birkhoff {
@@ -17,9 +18,10 @@ namespace birkhoff {
 class GatheredValues {
  public:
   // buckets: their values have no memory, and each rank of the group keeps own_values.
-  // buckets_of[u]: those that have parameters of unit u. All must outlive this object.
+  // buckets_of[u]: those that have parameters of unit u. memory: where values get theirs. All must
+  // outlive this object.
   GatheredValues(ProcessGroup& group, std::vector<GradBucket>& buckets,
-                 std::vector<std::vector<std::size_t>> buckets_of);
+                 std::vector<std::vector<std::size_t>> buckets_of, TensorMemory& memory);
 
   // As in ParameterSlices. Units must be used in the same order on all ranks. Collective over the
   // group.
@@ -51,6 +53,7 @@ class GatheredValues {
   ProcessGroup& group_;
   std::vector<GradBucket>& buckets_;
   const std::vector<std::vector<std::size_t>> buckets_of_;
+  TensorMemory& memory_;
   std::vector<Residence> residences_;  // of each bucket
   int num_uses_ = 0;
   bool backward_ = false;

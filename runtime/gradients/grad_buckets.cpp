@@ -21,13 +21,6 @@ std::int64_t round_up(std::int64_t value, std::int64_t multiple) {
   return (value + multiple - 1) / multiple * multiple;
 }
 
-// Gives a tensor without memory zeros.
-void take_zeros(const at::Tensor& tensor) {
-  if (has_memory(tensor)) return;
-  take_memory(tensor);
-  tensor.zero_();
-}
-
 }  // namespace
 
 // Runs when a backward pass has put a parameter's gradient into its slot.
@@ -51,7 +44,7 @@ class GradBuckets::MemoryHook : public torch::autograd::FunctionPreHook {
   MemoryHook(GradBuckets& buckets, std::size_t bucket) : buckets_(buckets), bucket_(bucket) {}
   torch::autograd::variable_list operator()(
       const torch::autograd::variable_list& gradients) override {
-    take_zeros(buckets_.buckets_[bucket_].gradients);
+    buckets_.take_zeros(buckets_.buckets_[bucket_].gradients);
     return gradients;
   }
 
@@ -87,7 +80,7 @@ GradBuckets::GradBuckets(Parameters& parameters, ProcessGroup& group, std::int64
     }
   }
   if (values_are_sliced()) {
-    gathered_.emplace(slice_group_, buckets_, buckets_of_);
+    gathered_.emplace(slice_group_, buckets_, buckets_of_, memory_);
     parameters_.set_slices(this);
   }
 }
@@ -229,7 +222,13 @@ void GradBuckets::end_pass() {
 }
 
 void GradBuckets::free_gradients() {
-  for (const GradBucket& bucket : buckets_) free_memory(bucket.gradients);
+  for (const GradBucket& bucket : buckets_) memory_.free(bucket.gradients);
+}
+
+void GradBuckets::take_zeros(const at::Tensor& tensor) {
+  if (has_memory(tensor)) return;
+  memory_.take(tensor);
+  tensor.zero_();
 }
 
 void GradBuckets::begin_use(const std::vector<int>& units) {
@@ -283,7 +282,7 @@ void GradBuckets::retire_next() {
     shard_reductions_[i].combine(fmt::format("gradient sums of bucket {}", i));
     if (stage_ > 1) shard_reductions_[i].finish();
   }
-  if (stage_ > 1) free_memory(buckets_[i].gradients);
+  if (stage_ > 1) memory_.free(buckets_[i].gradients);
   if (sliced() && copy_group_ != nullptr) {
     between_[i] =
         copy_group_->all_reduce_async(added_[i].defined() ? added_[i] : buckets_[i].own_gradients,

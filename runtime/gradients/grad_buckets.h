@@ -26,6 +26,7 @@
 #include "cluster/base/collectives/process_group.h"
 #include "cluster/base/interval.h"
 #include "cluster/base/tensors/parameters.h"
+#include "cluster/base/tensors/tensor_memory.h"
 #include "cluster/mesh.h"
 #include "runtime/gradients/gathered_values.h"
 #include "runtime/gradients/grad_bucket.h"
@@ -97,6 +98,8 @@ class GradBuckets : private ParameterSlices {
   void copy_value(const Parameter& parameter, const GradBucket::Slot& slot,
                   const GradBucket& bucket) const;
   void free_gradients();  // of all buckets
+  // Gives a tensor without memory zeros.
+  void take_zeros(const at::Tensor& tensor);
   // Whether this pass is reduced on its own.
   bool reduces_each_pass() const { return stage_ > 1 && shard_reductions_.empty(); }
   void begin_use(const std::vector<int>& units) override;
@@ -116,6 +119,7 @@ class GradBuckets : private ParameterSlices {
   ProcessGroup& slice_group_;
   ProcessGroup* const copy_group_;  // the ranks that have the same slice; null: none
   const int stage_;                 // 0 without slices
+  TensorMemory memory_;             // of values and gradients that pass
   std::vector<GradBucket> buckets_;
   std::vector<std::vector<std::size_t>> buckets_of_;  // by unit
   std::optional<GatheredValues> gathered_;            // stage 3

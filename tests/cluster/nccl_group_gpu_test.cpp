@@ -45,6 +45,37 @@ TEST(NcclGroup, LargeSumsHaveTheBitsOfMpi) {
   }
 }
 
+// NCCL's own reductions, of each type and operation: equal to ours up to the rounding of the type,
+// and the same bits on all ranks.
+TEST(NcclGroup, ReductionsByNcclAgreeWithOurs) {
+  NcclGroup ours(test_world().group(), test_device());
+  NcclGroup theirs(test_world().group(), test_device(), 1, SumOrder::kNccl);
+  for (const auto& [dtype, bound] : {std::pair(at::kFloat, 1e-6), std::pair(at::kDouble, 1e-15),
+                                     std::pair(at::kBFloat16, 0.02), std::pair(at::kLong, 0.0)}) {
+    for (const ReduceOp op : {ReduceOp::kSum, ReduceOp::kMax, ReduceOp::kMin}) {
+      const std::int64_t count = 1000 * ours.size();
+      const at::Tensor mine =
+          (at::sin(at::arange(count, at::kDouble) * 0.7 + ours.rank()) * 100).to(dtype);
+      const at::Tensor a = mine.to(ours.device()), b = a.clone();
+      const at::Tensor slice_a = at::empty({1000}, a.options()), slice_b = at::empty_like(slice_a);
+      ours.reduce_scatter(slice_a, a, op, "slice");
+      theirs.reduce_scatter(slice_b, b, op, "slice");
+      ours.all_reduce(a, op, "whole");
+      theirs.all_reduce(b, op, "whole");
+      const auto error = [&](const at::Tensor& x, const at::Tensor& y) {
+        return (x.cpu().to(at::kDouble) - y.cpu().to(at::kDouble)).abs().max().item<double>();
+      };
+      EXPECT_LE(error(a, b), 100 * ours.size() * bound);
+      EXPECT_LE(error(slice_a, slice_b), 100 * ours.size() * bound);
+      const at::Tensor of_all = at::empty({count * ours.size()}, b.options());
+      theirs.all_gather(of_all, b, "all ranks");
+      for (int rank = 0; rank < ours.size(); ++rank) {
+        EXPECT_TRUE(at::equal(of_all.narrow(0, rank * count, count), b));
+      }
+    }
+  }
+}
+
 // Work queued on the caller's stream before an operation runs before it, and work queued after
 // wait() runs after it. The host does not wait in between.
 TEST(NcclGroup, LargeOperationsStayInTheStreamsOrder) {

@@ -202,5 +202,30 @@ TEST_F(Hosts, ARankThatCannotReachTheHeartbeatSaysThatItTrainsUnwatched) {
   EXPECT_THAT(trained.err, HasSubstr(warning));
 }
 
+// The laboratory's links: 2 ms, and 12.5 MB/s in each direction.
+TEST_F(Hosts, LinksHaveTheLatencyAndTheRateThatTheyAreGiven) {
+  if (!std::filesystem::exists("/dev/net/tun")) GTEST_SKIP() << "needs /dev/net/tun";
+  const std::string slow = (folder_->path() / "slow").string();
+  const Finished started = run_child({.line = {HOST_CLUSTER, "start", slow, "2", "2000"}});
+  ASSERT_EQ(started.code, 0) << started.err;
+  EXPECT_EQ(run_child({.line = {HOST_CLUSTER, "shape", slow, "100mbit"}}).code, 0);
+  const auto microseconds = [&](const std::string& bytes) {
+    Command bench = on_host(1, {.line = birkhoff_line({"bench", "comm", "--ranks", "2", "--rounds",
+                                                       "1", "--bytes", bytes + "-" + bytes})});
+    bench.line[2] = slow;
+    const Finished finished = run_child(bench);
+    EXPECT_EQ(finished.code, 0) << finished.err;
+    return std::stod(finished.out.substr(finished.out.find("| all_reduce | " + bytes) +
+                                         std::string("| all_reduce |  | ").size() + bytes.size()));
+  };
+  const double latency = microseconds("64");
+  EXPECT_GT(latency, 2000);
+  EXPECT_LT(latency, 6000);
+  // Two phases of half a tensor.
+  const double two_phases = 1048576 / 12.5;
+  EXPECT_GT(microseconds("1048576"), 0.9 * two_phases);
+  EXPECT_EQ(run_child({.line = {HOST_CLUSTER, "stop", slow}}).code, 0);
+}
+
 }  // namespace
 }  // namespace birkhoff

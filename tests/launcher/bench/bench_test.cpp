@@ -8,6 +8,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <limits>
+#include <nlohmann/json.hpp>
 #include <sstream>
 
 #include "launcher/bench/attention_comparison.h"
@@ -262,6 +263,58 @@ TEST_F(BenchProcess, CommOnTwoAndThreeRanks) {
       expect_figures(rows[i]);
     }
   }
+}
+
+// What the groups send in a replayed step is what plan says. Virtual shards send unequal parts,
+// which a replay makes equal.
+TEST_F(BenchProcess, CommOfAStepSendsWhatIsPlanned) {
+  struct Case {
+    std::string settings;
+    int ranks;
+    std::vector<std::string> groups;
+  };
+  for (const auto& [settings, ranks, groups] :
+       {Case{"", 2, {"world", "data"}}, Case{" --set mesh.tensor=2", 2, {"world", "tensor"}},
+        Case{" --set train.zero_stage=3", 2, {"world", "data"}},
+        Case{" --set train.invariant.shards=2", 2, {"world", "data"}},
+        Case{" --set mesh.ranks_per_node=2 --set mesh.zero_inside_nodes=true --set "
+             "train.zero_stage=3",
+             4,
+             {"world", "data", "inside nodes", "across nodes"}}}) {
+    const std::string line = "bench comm good.txtpb" + settings;
+    const std::string report =
+        bench(line + " --rounds 2 --ranks " + std::to_string(ranks) + " --node-gbs 5 --node-us 3",
+              "; " + std::to_string(ranks) + " ranks of `birkhoff " + line +
+                  " --vocabulary 256 --node-gbs 5 --node-us 3 --rounds 2`");
+    const auto rows = rows_of(report);
+    ASSERT_EQ(rows.size(), groups.size()) << report;
+    for (std::size_t i = 0; i < rows.size(); ++i) {
+      ASSERT_EQ(rows[i].size(), 6u) << report;
+      EXPECT_EQ(rows[i][0], groups[i]);
+      expect_figures({rows[i].begin(), rows[i].end() - 1});
+      if (settings.find("shards") == std::string::npos) {
+        EXPECT_NEAR(std::stod(rows[i][4]), 1, 1e-3) << report;
+      }
+      EXPECT_EQ(rows[i][5], "0") << "there is one node";
+    }
+    EXPECT_GT(number_after(report, "A step takes "), 0) << report;
+    EXPECT_GT(number_after(report, "Simulated: "), 0) << report;
+  }
+}
+
+TEST_F(BenchProcess, CommOfAStepAsJson) {
+  const Finished finished =
+      run_child({.line = birkhoff_line(split_line(
+                     "bench comm good.txtpb --ranks 2 --rounds 1 --json --node-gbs 5 --node-us 5")),
+                 .folder = path("")});
+  ASSERT_EQ(finished.code, 0) << finished.err;
+  const auto json = nlohmann::json::parse(finished.out);
+  EXPECT_EQ(json["ranks"], 2);
+  EXPECT_GT(json["step_seconds"], json["computation_seconds"]);
+  EXPECT_GT(json["simulated_seconds"], json["computation_seconds"]) << finished.out;
+  EXPECT_LT(json["forward_seconds"].get<double>() + json["backward_seconds"].get<double>(),
+            json["computation_seconds"].get<double>());
+  EXPECT_EQ(json["groups"]["data"]["sent_bytes"], json["groups"]["data"]["planned_bytes"]);
 }
 
 TEST_F(BenchProcess, LoaderWithACorpusAndWithout) {
