@@ -13,21 +13,23 @@ import json
 
 import birkhoff_runs as runs
 
-# Name, configuration, vocabulary, sequences of a data-parallel rank, settings.
+NODES = ["mesh.ranks_per_node=8", "train.bucket_elements=16777216"]
 TEN_BILLION = [
     "model.layers=48", "model.channels=4096", "model.heads=32", "model.feed_forward=16384",
     "data.sequence_length=4096", "model.attention=[]", "train.recompute=true"
 ]
+# Name, configuration, vocabulary, sequences of a data-parallel rank, settings.
 MODELS = [
-    ("Routing Transformer, enwik8", "routing_enwik8_paper", 256, 1, []),
-    ("Routing Transformer, Wikitext-103", "routing_wikitext103_paper", 267735, 4, []),
-    ("Sparse Sinkhorn, LM1B base", "lmx_base_sinkhorn", 32000, 64, []),
-    ("10 billion, dense, ZeRO-3", "lmx_base_dense", 32000, 2,
-     [*TEN_BILLION, "train.zero_stage=3"]),
+    ("Routing Transformer, enwik8", "routing_enwik8_paper", 256, 4, NODES),
+    ("The same at one level", "routing_enwik8_paper", 256, 4, []),
+    ("Routing Transformer, Wikitext-103", "routing_wikitext103_paper", 267735, 8, NODES),
+    ("Sparse Sinkhorn, LM1B base", "lmx_base_sinkhorn", 32000, 128, NODES),
     ("10 billion, dense, ZeRO-3 inside nodes", "lmx_base_dense", 32000, 2,
-     [*TEN_BILLION, "train.zero_stage=3", "mesh.ranks_per_node=8", "mesh.zero_inside_nodes=true"]),
+     [*TEN_BILLION, *NODES, "train.zero_stage=3", "mesh.zero_inside_nodes=true"]),
+    ("10 billion, dense, ZeRO-3 over all ranks", "lmx_base_dense", 32000, 2,
+     [*TEN_BILLION, "train.zero_stage=3", "train.bucket_elements=67108864"]),
     ("10 billion, dense, tensor 8, ZeRO-1", "lmx_base_dense", 32000, 16,
-     [*TEN_BILLION, "mesh.tensor=8", "train.zero_stage=1"]),
+     [*TEN_BILLION, "mesh.tensor=8", "train.zero_stage=1", "train.bucket_elements=16777216"]),
 ]
 NODE = 8
 
