@@ -67,7 +67,8 @@ MpiGroup::~MpiGroup() {
   if (requests_.empty()) {
     MPI_Comm_free(&comm_);
   } else {
-    new std::vector<Buffer>(std::move(buffers_));  // never freed: MPI may still write into them
+    // Never freed: MPI may still write into them.
+    for (Buffer& buffer : buffers_) (void)buffer.data.release();
   }
 }
 

@@ -80,7 +80,7 @@ void reduce_scatter_in_levels(Transfers& transfers, const NodeRanks& ranks,
   std::byte* rows = transfers.memory(row_bytes * static_cast<std::size_t>(nodes.size()));
   for (int n = 0; n < nodes.size(); ++n) {
     for (int i = 0; i < node.size(); ++i) {
-      const auto at = static_cast<std::size_t>(n * node.size() + i);
+      const auto at = static_cast<std::size_t>(ranks.at(n, i));
       transfers.add(node.peer(i), slices[at], {rows + at * num_bytes, num_bytes});
     }
   }

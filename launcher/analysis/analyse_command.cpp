@@ -80,7 +80,8 @@ std::vector<std::int64_t> chosen(const std::vector<std::int64_t>& indices, std::
     fail(ExitCode::kUsage, "{} {}: the model has {}, from 0 to {}", option, index,
          counted(count, noun), count - 1);
   }
-  return indices.empty() ? std::move(fallback) : indices;
+  if (indices.empty()) return fallback;
+  return indices;
 }
 
 // The maps that the user chose, or all of the first heads, in layers at equal distances.

@@ -67,6 +67,25 @@ std::int64_t passing_gradients(ImitatedRank& rank, bool keeps_gradients) {
   return of_unit + of_bucket + (keeps_gradients ? of_all : 0);
 }
 
+// A step in which ranks only communicate in their last pass, without the passes before it.
+struct SilentPasses {
+  configs::Config config;
+  std::int64_t passes = 0;  // left out
+};
+SilentPasses leave_out_silent_passes(const configs::Config& config, int num_ranks) {
+  const configs::Train& train = config.train();
+  const int data_ranks = num_ranks / config.mesh().tensor();
+  if (train.zero_stage() > 1 || config.mesh().tensor() > 1 || train.invariant().shards() > 0 ||
+      train.micro_batch() == 0) {
+    return {config};
+  }
+  const std::int64_t passes = TrainingStep::num_passes(train, data_ranks);
+  if (passes < 2) return {config};
+  SilentPasses silent{config, passes - 1};
+  silent.config.mutable_train()->set_global_batch(train.micro_batch() * data_ranks);
+  return silent;
+}
+
 CheckpointHeader typical_header(const configs::Config& config, std::int64_t vocabulary) {
   const std::string hash(32, '0');
   CheckpointHeader header;
@@ -91,9 +110,11 @@ std::int64_t memory_bytes(const std::vector<at::Tensor>& tensors) {
   return bytes;
 }
 
-RankState rank_state(const configs::Config& config, std::int64_t vocabulary, int num_ranks,
+RankState rank_state(const configs::Config& of_run, std::int64_t vocabulary, int num_ranks,
                      WithSchedule with_schedule) {
   RankState state;
+  const SilentPasses silent = leave_out_silent_passes(of_run, num_ranks);
+  const configs::Config& config = silent.config;
   const MetaOperations operations;
   const FlopCounter flops;
   StepRecorder recorder([&] { return flops.flops(); });
@@ -125,6 +146,11 @@ RankState rank_state(const configs::Config& config, std::int64_t vocabulary, int
   recorder.restart();
   rank.take_step();
   state.schedule = recorder.finish();
+  for (const StepPart part : {StepPart::kBackward, StepPart::kForward}) {
+    state.schedule.events.insert(
+        state.schedule.events.begin(),
+        {.part = part, .amount = static_cast<double>(silent.passes) * state.schedule.amount(part)});
+  }
   if (gathers) {
     const bool keeps_gradients =
         config.train().invariant().shards() > 0 &&

@@ -8,6 +8,8 @@
 #include <torch/csrc/autograd/custom_function.h>
 
 #include <algorithm>
+#include <bit>
+#include <cstdint>
 
 #include "cluster/base/collectives/process_group.h"
 #include "cluster/base/error.h"
@@ -29,7 +31,7 @@ void save_group(AutogradContext* context, ProcessGroup& group) {
   context->saved_data["group"] = static_cast<std::int64_t>(reinterpret_cast<std::intptr_t>(&group));
 }
 ProcessGroup& saved_group(AutogradContext* context) {
-  return *reinterpret_cast<ProcessGroup*>(
+  return *std::bit_cast<ProcessGroup*>(
       static_cast<std::intptr_t>(context->saved_data["group"].toInt()));
 }
 

@@ -10,6 +10,7 @@ node. Assumed: the share of both that transfers reach, and latencies.
 
 import argparse
 import json
+import textwrap
 
 import birkhoff_runs as runs
 
@@ -59,7 +60,8 @@ def main():
     a = parser.parse_args()
     print(runs.title())
     for name, config, vocabulary, sequences, settings in MODELS:
-        print(f"\n{name}: {' '.join(settings) or 'as in configs/' + config + '.txtpb'}\n")
+        described = f"{name}: {' '.join(settings) or 'as in configs/' + config + '.txtpb'}"
+        print(f"\n{textwrap.fill(described, 100, break_on_hyphens=False)}\n")
         print("| GPUs | tokens a step | state of a GPU, GB | ms a step | exposed, ms | "
               "million tokens/s | efficiency |")
         print("|---:|" + "---:|" * 6)

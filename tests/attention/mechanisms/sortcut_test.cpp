@@ -202,7 +202,7 @@ TEST(SortCut, RefusesWhatItCannotDo) {
   EXPECT_THAT(refused([](auto& c) { c.set_top_m(2); }),
               ::testing::StartsWith("sortcut.sinkhorn.top_m: "));
   try {
-    Built(sortcut(2), /*causal=*/true, at::kFloat);
+    const Built built(sortcut(2), /*causal=*/true, at::kFloat);
     FAIL() << "a decoder was accepted";
   } catch (const Error& error) {
     EXPECT_THAT(error.what(), ::testing::HasSubstr("sortcut: is for encoders"));

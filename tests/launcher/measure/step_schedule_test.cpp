@@ -200,6 +200,21 @@ TEST(Recorder, MetaAndComputedStepsHaveTheSameOperations) {
   }
 }
 
+// Passes that communicate nothing are counted, not made.
+TEST(Schedule, HasTheComputationOfAllMicroBatches) {
+  const auto schedule = [](const std::string& micro_batch) {
+    return rank_state(config_of({"train.micro_batch=" + micro_batch}), 64, 2).schedule;
+  };
+  const StepSchedule whole = schedule("0");
+  for (const std::string micro_batch : {"1", "2", "4"}) {
+    const StepSchedule parts = schedule(micro_batch);
+    for (const StepPart part : {StepPart::kForward, StepPart::kBackward}) {
+      EXPECT_NEAR(parts.amount(part) / whole.amount(part), 1, 1e-6) << micro_batch;
+    }
+    EXPECT_EQ(parts.operations.size(), whole.operations.size());
+  }
+}
+
 TEST(Schedule, ScalesEachPartAlone) {
   StepSchedule schedule = overlapped(4);
   schedule.scale(StepPart::kForward, 10);
