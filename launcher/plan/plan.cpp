@@ -360,6 +360,10 @@ class Planner {
     if (has_several_nodes() && !request_.network) {
       note("The time of the network is not predicted: give --network-gbs.");
     }
+    if (request_.ranks_per_node > 1 && !request_.node &&
+        config_.device() == configs::Config::cuda) {
+      note("The time of transfers inside a node is not predicted: give --node-gbs.");
+    }
     table.add("step", {step});
     step_seconds_ = step;
     plan_.tables.push_back(std::move(table));

@@ -431,6 +431,8 @@ TEST_F(PlanCommand, SaysWhatItDoesNotPredict) {
   EXPECT_THAT(plan({}), HasSubstr("The time of a step is not predicted: give --measure"));
   EXPECT_THAT(plan({"--ranks", "2", "--ranks-per-node", "1", "--peak-tflops", "1"}),
               HasSubstr("The time of the network is not predicted: give --network-gbs"));
+  EXPECT_THAT(plan({"--ranks", "2", "--peak-tflops", "1", "--set", "device=cuda"}),
+              HasSubstr("The time of transfers inside a node is not predicted: give --node-gbs"));
 }
 
 TEST_F(PlanCommand, TakesValuesWithoutEffectAndSaysSo) {
