@@ -18,7 +18,7 @@ namespace {
 
 constexpr char kTask[] = "task.image_classification";
 
-Pooling pooling_of(configs::ImageClassification::Pooling pooling) {
+Pooling image_pooling(configs::ImageClassification::Pooling pooling) {
   switch (pooling) {
     case configs::ImageClassification::class_token:
       return Pooling::kFirst;
@@ -58,7 +58,7 @@ class ImageClassificationTask final : public Task {
         [&](Parameters& parameters) {
           return std::make_unique<PatchEmbedding>(config_, *inputs.image, parameters);
         },
-        pooling_of(task().pooling()), task().classes(), place);
+        image_pooling(task().pooling()), task().classes(), place);
   }
 
   std::unique_ptr<SampleSource> training_source(const Corpus& corpus) const override {

@@ -15,7 +15,7 @@
 namespace birkhoff {
 namespace {
 
-Pooling pooling_of(configs::Classification::Pooling pooling) {
+Pooling text_pooling(configs::Classification::Pooling pooling) {
   switch (pooling) {
     case configs::Classification::mean:
       return Pooling::kMean;
@@ -34,6 +34,7 @@ class TextClassificationTask final : public Task {
   explicit TextClassificationTask(const configs::Config& config) : config_(config) {}
 
   ModelInputs inputs(const Corpus& corpus, const std::string& split) const override {
+    corpus.stream(split, task().stream());  // fails if there is none
     return {.vocabulary = corpus.vocabulary(),
             .class_names = classes_of(corpus, split, task().label())};
   }
@@ -49,7 +50,7 @@ class TextClassificationTask final : public Task {
           return std::make_unique<TokenEmbedding>(config_, StackRole::kEncoder, inputs.vocabulary,
                                                   parameters);
         },
-        pooling_of(task().pooling()), task().classes(), place);
+        text_pooling(task().pooling()), task().classes(), place);
   }
 
   std::unique_ptr<SampleSource> training_source(const Corpus& corpus) const override {
