@@ -1,7 +1,5 @@
 #include "launcher/commands/model_tokenizer.h"
 
-#include <algorithm>
-
 #include "cluster/base/error.h"
 #include "data/corpus/verify.h"
 #include "launcher/runs/run_paths.h"
@@ -96,14 +94,26 @@ void require_same_tokenizer(const CheckpointFolder& checkpoint, const std::strin
        shown(model.tokenizer()), model.vocabulary(), cure);
 }
 
-void require_same_classes(const Task& task, const CheckpointFolder& checkpoint,
-                          const std::string& path, const Corpus& corpus, const std::string& split) {
-  const configs::CheckpointManifest& model = checkpoint.manifest;
-  const std::vector<std::string> names = task.inputs(corpus, split).class_names;
-  if (std::ranges::equal(names, model.class_name())) return;
+void require_same_inputs(const Task& task, const CheckpointFolder& checkpoint,
+                         const std::string& path, const Corpus& corpus, const std::string& split) {
+  const ModelInputs inputs = task.inputs(corpus, split), of_model = model_inputs(checkpoint.manifest);
+  if (inputs.image && inputs.image != of_model.image) {
+    const auto text = [](const ImageShape& shape) {
+      return fmt::format("{} x {} x {}", shape.rows, shape.columns, shape.channels);
+    };
+    fail(ExitCode::kData,
+         "{}: its images are {}, but the model's {} (rows, columns, channels); prepare images of "
+         "that size",
+         corpus.folder().string(), text(*inputs.image), text(of_model.image.value_or(ImageShape())));
+  }
+  if (inputs.class_names == of_model.class_names) return;
+  const std::string cure = task.own_vocabulary() ? "prepare images of the same classes"
+                                                 : cure_of(checkpoint.manifest, path);
+  const google::protobuf::RepeatedPtrField<std::string> names(inputs.class_names.begin(),
+                                                              inputs.class_names.end());
   fail(ExitCode::kData, "{}: the classes of its labels, {}, are not the model's, {}; {}",
-       corpus.folder().string(), classes_text({names.begin(), names.end()}),
-       classes_text(model.class_name()), cure_of(model, path));
+       corpus.folder().string(), classes_text(names), classes_text(checkpoint.manifest.class_name()),
+       cure);
 }
 
 }  // namespace birkhoff
