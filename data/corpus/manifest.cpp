@@ -174,6 +174,14 @@ void check_tokenizer(const CorpusManifest::Tokenizer& tokenizer, Checker& checke
   }
 }
 
+// Token ids, and the text that they do not represent, mean nothing without their tokenizer. A
+// corpus of records alone, such as images, has none.
+bool needs_tokenizer(const CorpusManifest& manifest) {
+  return std::any_of(manifest.split().begin(), manifest.split().end(), [](const auto& split) {
+    return split.stream_size() > 0 || split.has_unknown_text();
+  });
+}
+
 void check_class_names(const CorpusManifest::Record& record, Checker& checker) {
   if (record.class_name_size() == 0) return;
   checker.check(record.dtype() == CorpusManifest::u16 && record.shape_size() == 0,
@@ -285,7 +293,8 @@ configs::CorpusManifest parse_corpus_manifest(const std::string& json, const std
   checker.check(manifest.version() == shard_format::kManifestVersion,
                 "version is {}; this program reads {}", manifest.version(),
                 shard_format::kManifestVersion);
-  checker.inside("tokenizer", [&] { check_tokenizer(manifest.tokenizer(), checker); });
+  if (manifest.has_tokenizer() || needs_tokenizer(manifest))
+    checker.inside("tokenizer", [&] { check_tokenizer(manifest.tokenizer(), checker); });
   checker.check(manifest.split_size() > 0, "there is no split");
   std::set<std::string> names;
   for (int i = 0; i < manifest.split_size(); ++i) {
@@ -310,9 +319,11 @@ std::string manifest_json(configs::CorpusManifest manifest) {
 std::string manifest_fingerprint(const configs::CorpusManifest& manifest) {
   std::string text;
   const auto& tokenizer = manifest.tokenizer();
-  text += fmt::format("tokenizer {} {} {} {}\n", tokenizer.kind(), tokenizer.vocabulary(),
-                      tokenizer.has_end_of_document() ? tokenizer.end_of_document() : -1,
-                      tokenizer.hash());
+  if (manifest.has_tokenizer()) {
+    text += fmt::format("tokenizer {} {} {} {}\n", tokenizer.kind(), tokenizer.vocabulary(),
+                        tokenizer.has_end_of_document() ? tokenizer.end_of_document() : -1,
+                        tokenizer.hash());
+  }
   const auto list = [&text](const auto& shards) {
     for (const auto& shard : shards) text += fmt::format("{} {}\n", shard.file(), shard.hash());
   };

@@ -13,6 +13,7 @@
 #include "cluster/base/files/file.h"
 #include "cluster/base/files/sandboxed_child.h"
 #include "cluster/base/text/plural.h"
+#include "configs/loader/message_text.h"
 #include "data/corpus/hdf5.h"
 #include "data/corpus/shard_file.h"
 #include "data/corpus/shard_format.h"
@@ -170,12 +171,11 @@ void check_structure(const std::string& path, const CorpusManifest::Record& reco
 std::string describe_unknown(const CorpusManifest::Tokenizer& tokenizer,
                              const CorpusManifest::Split& split) {
   const auto& counts = split.counts();
-  if (tokenizer.kind() == "bytes") return "";
+  if (split.stream_size() == 0 || tokenizer.kind() == "bytes") return "";
   if (!counts.has_unknown_tokens()) {
     return "  unknown tokens: not counted, an earlier version prepared the corpus\n";
   }
-  const double tokens =
-      split.stream_size() == 0 ? 0 : static_cast<double>(split.stream(0).elements());
+  const auto tokens = static_cast<double>(split.stream(0).elements());
   std::string text =
       fmt::format("  unknown tokens: {} ({:.3g} %), {}\n", counts.unknown_tokens(),
                   100 * static_cast<double>(counts.unknown_tokens()) / std::max(1.0, tokens),
@@ -192,9 +192,28 @@ std::string describe_record(const CorpusManifest::Record& record) {
   const std::string classes = is_label ? classes_text(record.class_name()) + ", " : "";
   const std::string shape =
       record.shape_size() == 0 ? "" : fmt::format(" x [{}]", fmt::join(record.shape(), ", "));
-  return fmt::format("  {} {}: {}{} {}{} in {}\n", is_label ? "label" : "record", record.name(),
+  const std::string resized = record.has_resized() ? ", resized: " + record.resized() : "";
+  return fmt::format("  {} {}: {}{} {}{} in {}{}\n", is_label ? "label" : "record", record.name(),
                      classes, record.rows(), CorpusManifest::Dtype_Name(record.dtype()), shape,
-                     counted(record.shard_size(), "shard"));
+                     counted(record.shard_size(), "shard"), printable(resized));
+}
+
+std::string describe_tokenizer(const Corpus& corpus) {
+  if (!corpus.has_tokenizer()) return "none: records without text";
+  const auto& tokenizer = corpus.manifest().tokenizer();
+  return fmt::format("{}, {}{}", tokenizer.kind(), counted(tokenizer.vocabulary(), "id"),
+                     tokenizer.has_end_of_document()
+                         ? fmt::format(", {} ends a document", tokenizer.end_of_document())
+                         : std::string());
+}
+
+// The sizes of a split; those of its text only if it has a stream.
+std::string describe_counts(const CorpusManifest::Split& split) {
+  const auto& counts = split.counts();
+  if (split.stream_size() == 0) return counted(counts.documents(), "row");
+  return fmt::format("{}, {}, {}, {}, {}", counted(counts.documents(), "document"),
+                     counted(counts.sentences(), "sentence"), counted(counts.words(), "word"),
+                     counted(counts.characters(), "character"), counted(counts.bytes(), "byte"));
 }
 
 }  // namespace
@@ -214,7 +233,7 @@ std::string classes_text(const google::protobuf::RepeatedPtrField<std::string>& 
 }
 
 void verify_corpus(const Corpus& corpus) {
-  corpus.tokenizer();
+  if (corpus.has_tokenizer()) corpus.tokenizer();
   const auto path_of = [&](const CorpusManifest::Shard& shard) {
     return (corpus.folder() / shard.file()).string();
   };
@@ -255,27 +274,19 @@ void verify_corpus(const Corpus& corpus) {
 
 std::string describe_corpus(const Corpus& corpus) {
   const auto& manifest = corpus.manifest();
-  const auto& tokenizer = manifest.tokenizer();
-  std::string text = fmt::format(
-      "corpus       {}\nfingerprint  {}\ntokenizer    {}, {}{}\n", corpus.folder().string(),
-      manifest.fingerprint(), tokenizer.kind(), counted(tokenizer.vocabulary(), "id"),
-      tokenizer.has_end_of_document()
-          ? fmt::format(", {} ends a document", tokenizer.end_of_document())
-          : std::string());
+  std::string text =
+      fmt::format("corpus       {}\nfingerprint  {}\ntokenizer    {}\n", corpus.folder().string(),
+                  manifest.fingerprint(), describe_tokenizer(corpus));
   for (const auto& split : manifest.split()) {
-    const auto& counts = split.counts();
-    text += fmt::format("split {:6} {}, {}, {}, {}, {}\n", split.name(),
-                        counted(counts.documents(), "document"),
-                        counted(counts.sentences(), "sentence"), counted(counts.words(), "word"),
-                        counted(counts.characters(), "character"), counted(counts.bytes(), "byte"));
+    text += fmt::format("split {:6} {}\n", split.name(), describe_counts(split));
     for (const auto& stream : split.stream()) {
-      text += fmt::format("  stream {}: {} {} in {} ({:.3f} tokens a byte)\n", stream.name(),
-                          stream.elements(), CorpusManifest::Dtype_Name(stream.dtype()),
-                          counted(stream.shard_size(), "shard"),
-                          static_cast<double>(stream.elements()) /
-                              static_cast<double>(std::max<std::int64_t>(1, counts.bytes())));
+      text += fmt::format(
+          "  stream {}: {} {} in {} ({:.3f} tokens a byte)\n", stream.name(), stream.elements(),
+          CorpusManifest::Dtype_Name(stream.dtype()), counted(stream.shard_size(), "shard"),
+          static_cast<double>(stream.elements()) /
+              static_cast<double>(std::max<std::int64_t>(1, split.counts().bytes())));
     }
-    text += describe_unknown(tokenizer, split);
+    text += describe_unknown(manifest.tokenizer(), split);
     for (const auto& record : split.record()) text += describe_record(record);
   }
   return text;

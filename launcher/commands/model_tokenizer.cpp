@@ -46,6 +46,11 @@ TokenizerSource tokenizer_source(const std::string& run_or_corpus) {
   if (kind_of(run_or_corpus) != PathKind::kCorpus)
     return tokenizer_source(checkpoint_of(run_or_corpus));
   const Corpus corpus(run_or_corpus);
+  if (!corpus.has_tokenizer()) {
+    fail(ExitCode::kUsage,
+         "{}: has no tokenizer, because it holds records and no text; name a corpus of text",
+         run_or_corpus);
+  }
   const auto& entry = corpus.manifest().tokenizer();
   TokenizerSource source{.kind = entry.kind(),
                          .file = corpus.tokenizer_file().string(),
@@ -84,10 +89,11 @@ void require_same_tokenizer(const CheckpointFolder& checkpoint, const std::strin
          "{}",
          corpus.folder().string(), model.vocabulary(), model.vocabulary(), cure);
   }
+  const auto shown = [](const std::string& kind) { return kind.empty() ? "none" : kind; };
   fail(ExitCode::kData, "{}: its tokenizer ({}, {} ids{}) is not the model's ({}, {} ids); {}",
-       corpus.folder().string(), tokenizer.kind(), tokenizer.vocabulary(),
+       corpus.folder().string(), shown(tokenizer.kind()), tokenizer.vocabulary(),
        is_same_file || tokenizer.kind() != model.tokenizer() ? "" : ", learned from other text",
-       model.tokenizer(), model.vocabulary(), cure);
+       shown(model.tokenizer()), model.vocabulary(), cure);
 }
 
 void require_same_classes(const Task& task, const CheckpointFolder& checkpoint,

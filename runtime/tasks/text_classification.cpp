@@ -29,6 +29,7 @@ class TextClassificationTask final : public Task {
   explicit TextClassificationTask(const configs::Config& config) : config_(config) {}
 
   ModelInputs inputs(const Corpus& corpus, const std::string& split) const override {
+    corpus.stream(split, task().stream());  // fails if there is none
     const auto& names = corpus.record(split, task().label()).class_name();
     return {.vocabulary = corpus.vocabulary(), .class_names = {names.begin(), names.end()}};
   }

@@ -16,6 +16,7 @@
 #include "tests/cluster/base/corruption.h"
 #include "tests/data/helpers.h"
 #include "tests/data/prepare_helpers.h"
+#include "tests/data/record_helpers.h"
 
 namespace birkhoff {
 namespace {
@@ -38,15 +39,6 @@ Labelled some_documents(int count, unsigned seed) {
     documents.labels.push_back(static_cast<std::int64_t>(random() % kClasses.size()));
   }
   return documents;
-}
-
-CorpusManifest::Record entry_of(const std::string& name, CorpusManifest::Dtype dtype,
-                                const std::vector<std::int64_t>& shape = {}) {
-  CorpusManifest::Record entry;
-  entry.set_name(name);
-  entry.set_dtype(dtype);
-  entry.mutable_shape()->Assign(shape.begin(), shape.end());
-  return entry;
 }
 
 CorpusManifest::Record label_entry() {
@@ -80,13 +72,6 @@ void write_corpus(const std::string& folder, const Labelled& documents, std::int
   split.mutable_counts()->set_documents(static_cast<std::int64_t>(documents.labels.size()));
   *split.add_stream() = stream.finish();
   *split.add_record() = record.finish();
-  write_file_durably(folder + "/" + kCorpusManifestName, manifest_json(manifest));
-}
-
-// Changes the manifest, and makes its fingerprint and checksum match.
-void edit_manifest(const std::string& folder, const std::function<void(CorpusManifest&)>& edit) {
-  CorpusManifest manifest = Corpus(folder).manifest();
-  edit(manifest);
   write_file_durably(folder + "/" + kCorpusManifestName, manifest_json(manifest));
 }
 
