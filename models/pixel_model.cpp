@@ -14,8 +14,7 @@ Batch PixelModel::tokens_of(const Batch& batch) {
   tokens.fields.emplace(field::kInputs,
                         at::cat({begin_B1, values_BT.narrow(1, 0, values_BT.size(1) - 1)}, 1));
   tokens.fields.emplace(field::kTargets, values_BT);
-  tokens.fields.emplace(field::kMask,
-                        at::ones_like(values_BT, at::TensorOptions(at::kByte)));
+  tokens.fields.emplace(field::kMask, at::ones_like(values_BT, at::TensorOptions(at::kByte)));
   tokens.sample_ids_B = batch.sample_ids_B;
   tokens.global_size = batch.global_size;
   return tokens;

@@ -35,9 +35,7 @@ class PixelModel final : public Model {
   }
   // Decodes from kBeginToken on.
   Decoder* decoder() override { return &model_; }
-  double forward_flops_per_sequence() const override {
-    return model_.forward_flops_per_sequence();
-  }
+  double forward_flops_per_sequence() const override { return model_.forward_flops_per_sequence(); }
   std::vector<Figure> figures() const override { return model_.figures(); }
   std::vector<std::string> warnings() const override { return model_.warnings(); }
   LanguageModel& language_model() { return model_; }

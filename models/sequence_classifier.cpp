@@ -31,13 +31,13 @@ SequenceClassifier::SequenceClassifier(const configs::Config& config,
               parameters_) {}
 
 at::Tensor SequenceClassifier::logits(const Batch& batch, const std::optional<NoiseKey>& noise,
-                                  NamedSums& sums) const {
+                                      NamedSums& sums) const {
   const TokenSlices tokens = embedding_->slices(batch);
-  const at::Tensor x_BTC = tokens.gather(stack_.forward(
-      (*embedding_)(batch, tokens, noise), token_context(batch, tokens), noise, sums));
+  const at::Tensor x_BTC = tokens.gather(stack_.forward((*embedding_)(batch, tokens, noise),
+                                                        token_context(batch, tokens), noise, sums));
   const ParameterUse use(parameters_, {stack_.last_unit()});
-  const at::Tensor logits_BK = use.output(
-      output_(pool(pooling_, x_BTC, embedding_->lengths(batch), parameters_.dtype())));
+  const at::Tensor logits_BK =
+      use.output(output_(pool(pooling_, x_BTC, embedding_->lengths(batch), parameters_.dtype())));
   if (!tokens.divided()) return logits_BK;
   // All ranks compute all logits, but each gives the gradient of its own samples only.
   const ModelPlacement& place = parameters_.place();

@@ -213,8 +213,7 @@ void warn_at_start(const configs::Config& config, const Task& task, const Corpus
       rank_share(config.train().global_batch(), config.train().invariant().shards(), group.rank(),
                  group.size())
           .size();
-  for (const std::string& line :
-       slow_attention_paths(config, inputs, source.make_batch(rows))) {
+  for (const std::string& line : slow_attention_paths(config, inputs, source.make_batch(rows))) {
     log_warning("attention: {}", line);
   }
   if (start.before) {

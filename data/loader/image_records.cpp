@@ -30,8 +30,8 @@ class ImageRecords final : public SampleSource {
 
   Batch make_batch(std::int64_t rows) const override {
     Batch batch;
-    batch.fields.emplace(field::kImages,
-                         at::empty({rows, shape_.rows, shape_.columns, shape_.channels}, at::kByte));
+    batch.fields.emplace(
+        field::kImages, at::empty({rows, shape_.rows, shape_.columns, shape_.channels}, at::kByte));
     if (labels_) batch.fields.emplace(field::kLabels, at::empty({rows}, at::kLong));
     batch.sample_ids_B = at::empty({rows}, at::kLong);
     return batch;

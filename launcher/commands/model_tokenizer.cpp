@@ -96,7 +96,8 @@ void require_same_tokenizer(const CheckpointFolder& checkpoint, const std::strin
 
 void require_same_inputs(const Task& task, const CheckpointFolder& checkpoint,
                          const std::string& path, const Corpus& corpus, const std::string& split) {
-  const ModelInputs inputs = task.inputs(corpus, split), of_model = model_inputs(checkpoint.manifest);
+  const ModelInputs inputs = task.inputs(corpus, split),
+                    of_model = model_inputs(checkpoint.manifest);
   if (inputs.image && inputs.image != of_model.image) {
     const auto text = [](const ImageShape& shape) {
       return fmt::format("{} x {} x {}", shape.rows, shape.columns, shape.channels);
@@ -104,7 +105,8 @@ void require_same_inputs(const Task& task, const CheckpointFolder& checkpoint,
     fail(ExitCode::kData,
          "{}: its images are {}, but the model's {} (rows, columns, channels); prepare images of "
          "that size",
-         corpus.folder().string(), text(*inputs.image), text(of_model.image.value_or(ImageShape())));
+         corpus.folder().string(), text(*inputs.image),
+         text(of_model.image.value_or(ImageShape())));
   }
   if (inputs.class_names == of_model.class_names) return;
   const std::string cure = task.own_vocabulary() ? "prepare images of the same classes"
@@ -112,8 +114,8 @@ void require_same_inputs(const Task& task, const CheckpointFolder& checkpoint,
   const google::protobuf::RepeatedPtrField<std::string> names(inputs.class_names.begin(),
                                                               inputs.class_names.end());
   fail(ExitCode::kData, "{}: the classes of its labels, {}, are not the model's, {}; {}",
-       corpus.folder().string(), classes_text(names), classes_text(checkpoint.manifest.class_name()),
-       cure);
+       corpus.folder().string(), classes_text(names),
+       classes_text(checkpoint.manifest.class_name()), cure);
 }
 
 }  // namespace birkhoff

@@ -114,10 +114,10 @@ int sample_images(const SampleArguments& arguments, const CheckpointFolder& chec
       if (arguments.complete) grid.push_back(originals[static_cast<std::size_t>(n)]);
     }
   }
-  const auto columns = arguments.complete
-                           ? std::int64_t{3}
-                           : static_cast<std::int64_t>(
-                                 std::ceil(std::sqrt(static_cast<double>(arguments.samples))));
+  const auto columns =
+      arguments.complete
+          ? std::int64_t{3}
+          : static_cast<std::int64_t>(std::ceil(std::sqrt(static_cast<double>(arguments.samples))));
   write_image_grid(arguments.png, grid, shape, columns);
   out << fmt::format("{}: {} of {} x {} x {}\n", arguments.png,
                      counted(arguments.samples, arguments.complete ? "completion" : "image"),

@@ -65,11 +65,11 @@ at::Tensor PatchEmbedding::lengths(const Batch& batch) const {
 at::Tensor PatchEmbedding::patches(const at::Tensor& images) const {
   const at::Tensor values =
       (images.to(parameters_.dtype()).div(255).sub(mean_D)).div(std_D);  // [B, rows, columns, D]
-  const at::Tensor patches_BTI =
-      values.unflatten(2, {-1, patch_}).unflatten(1, {-1, patch_})  // [B, n, patch, m, patch, D]
-          .transpose(2, 3)
-          .flatten(3)
-          .flatten(1, 2);
+  const at::Tensor patches_BTI = values.unflatten(2, {-1, patch_})
+                                     .unflatten(1, {-1, patch_})  // [B, n, patch, m, patch, D]
+                                     .transpose(2, 3)
+                                     .flatten(3)
+                                     .flatten(1, 2);
   if (!class_token_C.defined()) return patches_BTI;
   return at::constant_pad_nd(patches_BTI, {0, 0, 1, 0});
 }

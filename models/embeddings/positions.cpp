@@ -61,9 +61,8 @@ at::Tensor Positions::encodings(const at::Tensor& positions) const {
   at::Tensor sum;
   for (const Axis& axis : axes_) {
     const at::Tensor row =
-        axes_.size() == 1
-            ? positions
-            : positions.div(axis.stride, "floor").remainder(axis.table_NC.size(0));
+        axes_.size() == 1 ? positions
+                          : positions.div(axis.stride, "floor").remainder(axis.table_NC.size(0));
     const at::Tensor x = at::embedding(axis.table_NC, row);
     sum = sum.defined() ? sum + x : x;
   }
@@ -75,9 +74,8 @@ at::Tensor Positions::add_to(const at::Tensor& x_BTC, std::int64_t batch, std::i
   if (axes_.empty()) return x_BTC;
   if (positions_BT.defined()) return x_BTC + encodings(tokens.mine(positions_BT));
   const at::Tensor positions_TC =
-      axes_.size() == 1
-          ? axes_[0].table_NC.narrow(0, 0, num_tokens)
-          : encodings(at::arange(num_tokens, x_BTC.options().dtype(at::kLong)));
+      axes_.size() == 1 ? axes_[0].table_NC.narrow(0, 0, num_tokens)
+                        : encodings(at::arange(num_tokens, x_BTC.options().dtype(at::kLong)));
   if (!tokens.divided()) return x_BTC + positions_TC;
   return x_BTC + tokens.mine(positions_TC.unsqueeze(0).expand({batch, -1, -1}));
 }

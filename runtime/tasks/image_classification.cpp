@@ -82,16 +82,13 @@ class ImageClassificationTask final : public Task {
   Batch synthetic_batch(std::int64_t, at::Device device) const override {
     Batch batch = synthetic_images(config_, shape_without_corpus(), device);
     const at::Generator generator = at::detail::createCPUGenerator(config_.train().seed());
-    batch.fields.emplace(field::kLabels,
-                         at::randint(task().classes(), {batch.size()}, generator,
-                                     at::TensorOptions(at::kLong).device(device)));
+    batch.fields.emplace(field::kLabels, at::randint(task().classes(), {batch.size()}, generator,
+                                                     at::TensorOptions(at::kLong).device(device)));
     return batch;
   }
 
  private:
-  const configs::ImageClassification& task() const {
-    return config_.task().image_classification();
-  }
+  const configs::ImageClassification& task() const { return config_.task().image_classification(); }
   std::int64_t class_tokens() const {
     return task().pooling() == configs::ImageClassification::class_token ? 1 : 0;
   }
@@ -117,11 +114,10 @@ class ImageClassificationTask final : public Task {
            kTask, patch, shape.rows, shape.columns);
     }
     const std::int64_t patches = (shape.rows / patch) * (shape.columns / patch);
-    check_length(
-        config_, patches + class_tokens(),
-        fmt::format("an image of {} has {}{}", shape_text(shape),
-                    counted(patches, "patch", "patches"),
-                    class_tokens() > 0 ? " and the class token" : ""));
+    check_length(config_, patches + class_tokens(),
+                 fmt::format("an image of {} has {}{}", shape_text(shape),
+                             counted(patches, "patch", "patches"),
+                             class_tokens() > 0 ? " and the class token" : ""));
     const std::int64_t shift = task().augment().shift();
     if (shift >= std::min(shape.rows, shape.columns)) {
       fail(ExitCode::kConfig,

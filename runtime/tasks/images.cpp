@@ -32,9 +32,8 @@ Batch synthetic_images(const configs::Config& config, const ImageShape& shape, a
   const at::Generator generator = at::detail::createCPUGenerator(config.train().seed());
   Batch batch;
   batch.fields.emplace(
-      field::kImages,
-      at::randint(256, {size, shape.rows, shape.columns, shape.channels}, generator,
-                  at::TensorOptions(at::kByte).device(device)));
+      field::kImages, at::randint(256, {size, shape.rows, shape.columns, shape.channels}, generator,
+                                  at::TensorOptions(at::kByte).device(device)));
   batch.sample_ids_B = at::arange(size, at::TensorOptions(at::kLong).device(device));
   return batch;
 }

@@ -23,8 +23,7 @@ class ValueTargets final : public Targets {
   TaskFigures figures(double nats) const override {
     const double bits = nats / (std::numbers::ln2 * static_cast<double>(count_));
     TaskFigures result;
-    result.figures = {
-        {"bits_per_dim", bits, fmt::format("{} bits per dim", fixed_text(bits, 4))}};
+    result.figures = {{"bits_per_dim", bits, fmt::format("{} bits per dim", fixed_text(bits, 4))}};
     return result;
   }
 
