@@ -14,7 +14,7 @@
 namespace birkhoff {
 
 LanguageModel::LanguageModel(const configs::Config& config, std::int64_t vocabulary,
-                             const ModelPlacement& place, const std::optional<ImageShape>& image)
+                             const ModelPlacement& place, const std::optional<ImageDims>& image)
     : parameters_(make_parameters(config, place)),
       vocabulary_(vocabulary),
       sequence_length_(config.data().sequence_length()),

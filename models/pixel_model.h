@@ -23,7 +23,7 @@ class PixelModel final : public Model {
   static constexpr std::int64_t kVocabulary = 256;
 
   // config must be resolved, with data.sequence_length = image.values(). Errors as of LanguageModel.
-  PixelModel(const configs::Config& config, const ImageShape& image, const ModelPlacement& place)
+  PixelModel(const configs::Config& config, const ImageDims& image, const ModelPlacement& place)
       : model_(config, kVocabulary, place, image) {}
 
   // The batch of the language model for images [B, rows, columns, channels] (field::kImages).

@@ -18,9 +18,9 @@ namespace {
 
 class ImageRecords final : public SampleSource {
  public:
-  ImageRecords(const Corpus& corpus, const ImageOptions& options)
+  ImageRecords(const Corpus& corpus, const ImageRecordOptions& options)
       : options_(options),
-        shape_(image_shape(corpus, options.split, options.image)),
+        shape_(image_dims(corpus, options.split, options.image)),
         images_(corpus, corpus.record(options.split, options.image)),
         original_(static_cast<std::size_t>(shape_.values())) {
     if (!options.label.empty()) labels_.emplace(corpus, options.split, options.label);
@@ -55,8 +55,8 @@ class ImageRecords final : public SampleSource {
   }
 
  private:
-  const ImageOptions options_;
-  const ImageShape shape_;
+  const ImageRecordOptions options_;
+  const ImageDims shape_;
   ShardSequence images_;
   std::optional<LabelReader> labels_;
   std::vector<std::uint8_t> original_;  // of the image that is being changed
@@ -64,7 +64,8 @@ class ImageRecords final : public SampleSource {
 
 }  // namespace
 
-ImageChange image_change(const ImageOptions& options, std::int64_t epoch, std::int64_t sample) {
+ImageChange image_change(const ImageRecordOptions& options, std::int64_t epoch,
+                         std::int64_t sample) {
   if (options.shift == 0 && !options.flip) return {};
   // Layer 2: the order of samples and its shift use the keys of layers 0 and 1 (sampler.cpp).
   const std::uint64_t key =
@@ -79,7 +80,7 @@ ImageChange image_change(const ImageOptions& options, std::int64_t epoch, std::i
           .right = moved(words[1])};
 }
 
-void change_image(const ImageChange& change, const ImageShape& shape, const std::uint8_t* image,
+void change_image(const ImageChange& change, const ImageDims& shape, const std::uint8_t* image,
                   std::uint8_t* out) {
   const std::int64_t channels = shape.channels;
   for (std::int64_t y = 0; y < shape.rows; ++y) {
@@ -95,7 +96,7 @@ void change_image(const ImageChange& change, const ImageShape& shape, const std:
   }
 }
 
-ImageShape image_shape(const Corpus& corpus, const std::string& split, const std::string& record) {
+ImageDims image_dims(const Corpus& corpus, const std::string& split, const std::string& record) {
   const auto& entry = corpus.record(split, record);
   if (entry.dtype() != configs::CorpusManifest::u8 || entry.shape_size() != 3) {
     fail(ExitCode::kData,
@@ -107,15 +108,16 @@ ImageShape image_shape(const Corpus& corpus, const std::string& split, const std
   return {entry.shape(0), entry.shape(1), entry.shape(2)};
 }
 
-void check_image_records(const Corpus& corpus, const ImageOptions& options) {
-  image_shape(corpus, options.split, options.image);
+void check_image_records(const Corpus& corpus, const ImageRecordOptions& options) {
+  image_dims(corpus, options.split, options.image);
   if (!options.label.empty()) corpus.record(options.split, options.label);
   if (corpus.record(options.split, options.image).rows() > 0) return;
   fail(ExitCode::kData, "{}: split '{}' has no image; prepare more images",
        corpus.folder().string(), options.split);
 }
 
-std::unique_ptr<SampleSource> image_records(const Corpus& corpus, const ImageOptions& options) {
+std::unique_ptr<SampleSource> image_records(const Corpus& corpus,
+                                            const ImageRecordOptions& options) {
   check_image_records(corpus, options);
   return std::make_unique<ImageRecords>(corpus, options);
 }

@@ -6,13 +6,13 @@
 #include <memory>
 #include <string>
 
-#include "data/batch/image_shape.h"
+#include "data/batch/image_dims.h"
 #include "data/corpus/corpus.h"
 #include "data/loader/sample_source.h"
 
 namespace birkhoff {
 
-struct ImageOptions {
+struct ImageRecordOptions {
   std::string split = "train";
   std::string image = "image";  // the record of the images
   std::string label;            // the record of the labels; empty: none are read
@@ -32,20 +32,22 @@ struct ImageChange {
 
 // The change of a sample in an epoch: a function of (seed, epoch, sample). Down and right are
 // uniform in [-shift, shift]; with `flip` half of the images are mirrored.
-ImageChange image_change(const ImageOptions& options, std::int64_t epoch, std::int64_t sample);
+ImageChange image_change(const ImageRecordOptions& options, std::int64_t epoch,
+                         std::int64_t sample);
 
 // The changed image. `image` and `out` have shape.values() values each and do not overlap.
-void change_image(const ImageChange& change, const ImageShape& shape, const std::uint8_t* image,
+void change_image(const ImageChange& change, const ImageDims& shape, const std::uint8_t* image,
                   std::uint8_t* out);
 
 // The shape of a record's images. Error(kData) unless they are u8 [rows, columns, channels].
-ImageShape image_shape(const Corpus& corpus, const std::string& split, const std::string& record);
+ImageDims image_dims(const Corpus& corpus, const std::string& split, const std::string& record);
 
 // Batches have images and, with a label, labels (data/batch/batch.h). Error(kData) if the split
 // lacks them or has no image.
-std::unique_ptr<SampleSource> image_records(const Corpus& corpus, const ImageOptions& options);
+std::unique_ptr<SampleSource> image_records(const Corpus& corpus,
+                                            const ImageRecordOptions& options);
 
 // Finds the errors of image_records() without opening any file of the corpus.
-void check_image_records(const Corpus& corpus, const ImageOptions& options);
+void check_image_records(const Corpus& corpus, const ImageRecordOptions& options);
 
 }  // namespace birkhoff

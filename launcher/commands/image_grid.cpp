@@ -13,7 +13,7 @@ namespace birkhoff {
 bool png_has_channels(std::int64_t channels) { return channels == 1 || channels == 3; }
 
 void write_image_grid(const std::string& path, const std::vector<std::vector<std::uint8_t>>& images,
-                      const ImageShape& shape, std::int64_t columns) {
+                      const ImageDims& shape, std::int64_t columns) {
   require(!images.empty() && columns >= 1 && png_has_channels(shape.channels), "images of a grid");
   constexpr std::int64_t kGap = 1;
   constexpr std::uint8_t kGray = 128;

@@ -21,7 +21,7 @@
 namespace birkhoff {
 namespace {
 
-using Image = std::vector<std::uint8_t>;
+using Values = std::vector<std::uint8_t>;  // of an image
 
 // The values of images are decoded one at a time, and a grid is one picture.
 constexpr std::int64_t kMaxImages = 4096;
@@ -40,8 +40,8 @@ void refuse_text_options(const SampleArguments& arguments) {
 }
 
 // The first images of the split.
-std::vector<Image> images_of(const SampleArguments& arguments, const CheckpointFolder& checkpoint,
-                             const Task& task, const ImageShape& shape) {
+std::vector<Values> images_of(const SampleArguments& arguments, const CheckpointFolder& checkpoint,
+                              const Task& task, const ImageDims& shape) {
   const Corpus corpus(arguments.corpus.empty() ? checkpoint.manifest.config().data().corpus()
                                                : arguments.corpus);
   require_same_inputs(task, checkpoint, arguments.path, corpus, arguments.split);
@@ -52,7 +52,7 @@ std::vector<Image> images_of(const SampleArguments& arguments, const CheckpointF
   }
   const Batch batch = read_samples(*source, 0, arguments.samples);
   const auto* values = batch.at(field::kImages).const_data_ptr<std::uint8_t>();
-  std::vector<Image> images;
+  std::vector<Values> images;
   for (std::int64_t i = 0; i < arguments.samples; ++i) {
     images.emplace_back(values, values + shape.values());
     values += shape.values();
@@ -63,7 +63,7 @@ std::vector<Image> images_of(const SampleArguments& arguments, const CheckpointF
 }  // namespace
 
 int sample_images(const SampleArguments& arguments, const CheckpointFolder& checkpoint,
-                  const ImageShape& shape, std::ostream& out, std::ostream& err) {
+                  const ImageDims& shape, std::ostream& out, std::ostream& err) {
   refuse_text_options(arguments);
   if (arguments.samples > kMaxImages) {
     fail(ExitCode::kUsage, "--samples {}: a grid has at most {} images", arguments.samples,
@@ -86,20 +86,20 @@ int sample_images(const SampleArguments& arguments, const CheckpointFolder& chec
   }
   for (const std::string& warning : model->warnings())
     err << "birkhoff: warning: " << warning << '\n';
-  std::vector<Image> originals;
+  std::vector<Values> originals;
   if (arguments.complete) originals = images_of(arguments, checkpoint, *task, shape);
   const auto num_given = static_cast<std::int64_t>(
       std::floor(arguments.complete.value_or(0) * static_cast<double>(shape.values())));
   options.tokens = shape.values() - num_given;
 
-  std::vector<Image> grid;
+  std::vector<Values> grid;
   {
     ProgressLines lines(err);
     for (std::int64_t n = 0; n < arguments.samples; ++n) {
       lines.show(fmt::format("sample: image {} of {}", n + 1, arguments.samples));
-      Image image;
+      Values image;
       if (arguments.complete) {
-        const Image& original = originals[static_cast<std::size_t>(n)];
+        const Values& original = originals[static_cast<std::size_t>(n)];
         image.assign(original.begin(), original.begin() + num_given);
         grid.push_back(image);
         grid.back().resize(original.size());

@@ -3,7 +3,7 @@
 
 #include <ostream>
 
-#include "data/batch/image_shape.h"
+#include "data/batch/image_dims.h"
 #include "launcher/commands.h"
 #include "runtime/checkpoint/checkpoint.h"
 
@@ -12,6 +12,6 @@ namespace birkhoff {
 // Writes arguments.png: a square grid of images, or with arguments.complete a row for each image of
 // a split, with its given part, the model's completion and the image itself. Returns the exit code.
 int sample_images(const SampleArguments& arguments, const CheckpointFolder& checkpoint,
-                  const ImageShape& shape, std::ostream& out, std::ostream& err);
+                  const ImageDims& shape, std::ostream& out, std::ostream& err);
 
 }  // namespace birkhoff

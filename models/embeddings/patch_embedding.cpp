@@ -27,7 +27,7 @@ at::Tensor constants(const google::protobuf::RepeatedField<float>& values, doubl
 
 }  // namespace
 
-PatchEmbedding::PatchEmbedding(const configs::Config& config, const ImageShape& image,
+PatchEmbedding::PatchEmbedding(const configs::Config& config, const ImageDims& image,
                                Parameters& parameters)
     : parameters_(parameters),
       unit_(parameters.begin_unit()),
@@ -35,8 +35,8 @@ PatchEmbedding::PatchEmbedding(const configs::Config& config, const ImageShape& 
       patch_(config.task().image_classification().patch()),
       image_(image),
       dropout_(config.model().dropout().embedding()),
-      mean_D(constants(config.task().image_classification().mean(), 0, parameters)),
-      std_D(constants(config.task().image_classification().std(), 1, parameters)),
+      mean_D(constants(config.task().image_classification().pixel_mean(), 0, parameters)),
+      std_D(constants(config.task().image_classification().pixel_std(), 1, parameters)),
       linear_(config.model(), WeightRole::kInner, patch_ * patch_ * image.channels,
               config.model().channels(), "embedding", parameters),
       class_token_C(config.task().image_classification().pooling() ==

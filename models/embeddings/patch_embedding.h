@@ -11,7 +11,7 @@
 #include <cstdint>
 #include <optional>
 
-#include "data/batch/image_shape.h"
+#include "data/batch/image_dims.h"
 #include "models/embeddings/positions.h"
 #include "models/embeddings/sequence_embedding.h"
 #include "models/transformer/layers.h"
@@ -22,7 +22,7 @@ class PatchEmbedding final : public SequenceEmbedding {
  public:
   // config must be resolved, with task.image_classification, whose patches fit `image` and
   // data.sequence_length. `parameters` must outlive it.
-  PatchEmbedding(const configs::Config& config, const ImageShape& image, Parameters& parameters);
+  PatchEmbedding(const configs::Config& config, const ImageDims& image, Parameters& parameters);
 
   TokenSlices slices(const Batch& batch) const override;
   at::Tensor lengths(const Batch& batch) const override;
@@ -38,7 +38,7 @@ class PatchEmbedding final : public SequenceEmbedding {
   const Parameters& parameters_;
   int unit_;
   std::int64_t num_tokens_, patch_;
-  ImageShape image_;
+  ImageDims image_;
   float dropout_;
   at::Tensor mean_D, std_D;  // or [1], for all channels
   Linear linear_;

@@ -30,7 +30,7 @@ at::Tensor sinusoid_table(std::int64_t positions, std::int64_t channels) {
 }
 
 Positions::Positions(const configs::Config& config, const std::string& prefix,
-                     const std::optional<ImageShape>& image, Parameters& parameters) {
+                     const std::optional<ImageDims>& image, Parameters& parameters) {
   const configs::Model& model = config.model();
   const std::int64_t channels = model.channels(), length = config.data().sequence_length();
   const auto learned = [&](const std::string& name, std::int64_t rows) {

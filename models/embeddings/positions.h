@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "cluster/base/tensors/parameters.h"
-#include "data/batch/image_shape.h"
+#include "data/batch/image_dims.h"
 #include "models/parallel/token_slices.h"
 
 namespace birkhoff::configs {
@@ -30,7 +30,7 @@ class Positions {
   // model.positions of data.sequence_length tokens. With image_axes, position t is value t of an
   // image of shape `image`, which must be there. `prefix` begins the parameters' names.
   Positions(const configs::Config& config, const std::string& prefix,
-            const std::optional<ImageShape>& image, Parameters& parameters);
+            const std::optional<ImageDims>& image, Parameters& parameters);
 
   // x [B, T, C] of the tokens, or a slice, plus the encodings of positions_BT; undefined: 0, 1, 2,
   // ...

@@ -15,7 +15,7 @@ namespace birkhoff {
 
 TokenEmbedding::TokenEmbedding(const configs::Config& config, StackRole role,
                                std::int64_t vocabulary, Parameters& parameters,
-                               const std::optional<ImageShape>& image)
+                               const std::optional<ImageDims>& image)
     : parameters_(parameters),
       unit_(parameters.begin_unit()),
       role_(role),

@@ -29,7 +29,7 @@ class TokenEmbedding final : public SequenceEmbedding {
   // config must be resolved. `parameters` must outlive it; names begin with stack_prefix(role).
   // `image`: tokens are the values of images of this shape, and kBeginToken.
   TokenEmbedding(const configs::Config& config, StackRole role, std::int64_t vocabulary,
-                 Parameters& parameters, const std::optional<ImageShape>& image = std::nullopt);
+                 Parameters& parameters, const std::optional<ImageDims>& image = std::nullopt);
 
   TokenSlices slices(const Batch& batch) const override;
   at::Tensor lengths(const Batch& batch) const override { return batch.at(field::kLengths); }

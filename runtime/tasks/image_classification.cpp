@@ -39,7 +39,7 @@ class ImageClassificationTask final : public Task {
   ModelInputs inputs(const Corpus& corpus, const std::string& split) const override {
     return {.vocabulary = 0,
             .class_names = classes_of(corpus, split, task().label()),
-            .image = image_shape(corpus, split, task().image())};
+            .image = image_dims(corpus, split, task().image())};
   }
   ModelInputs inputs(std::int64_t) const override {
     return {.vocabulary = 0,
@@ -62,7 +62,7 @@ class ImageClassificationTask final : public Task {
   }
 
   std::unique_ptr<SampleSource> training_source(const Corpus& corpus) const override {
-    ImageOptions changing = options(kTrainSplit);
+    ImageRecordOptions changing = options(kTrainSplit);
     changing.shift = task().augment().shift();
     changing.flip = task().augment().flip();
     return source(corpus, changing);
@@ -93,19 +93,20 @@ class ImageClassificationTask final : public Task {
     return task().pooling() == configs::ImageClassification::class_token ? 1 : 0;
   }
 
-  ImageOptions options(const std::string& split) const {
+  ImageRecordOptions options(const std::string& split) const {
     return {.split = split,
             .image = task().image(),
             .label = task().label(),
             .seed = config_.train().seed()};
   }
-  std::unique_ptr<SampleSource> source(const Corpus& corpus, const ImageOptions& of_split) const {
+  std::unique_ptr<SampleSource> source(const Corpus& corpus,
+                                       const ImageRecordOptions& of_split) const {
     check_image_records(corpus, of_split);
-    check_shape(image_shape(corpus, of_split.split, of_split.image));
+    check_shape(image_dims(corpus, of_split.split, of_split.image));
     return image_records(corpus, of_split);
   }
 
-  void check_shape(const ImageShape& shape) const {
+  void check_shape(const ImageDims& shape) const {
     const std::int64_t patch = task().patch();
     if (shape.rows % patch != 0 || shape.columns % patch != 0) {
       fail(ExitCode::kConfig,
@@ -115,7 +116,7 @@ class ImageClassificationTask final : public Task {
     }
     const std::int64_t patches = (shape.rows / patch) * (shape.columns / patch);
     check_length(config_, patches + class_tokens(),
-                 fmt::format("an image of {} has {}{}", shape_text(shape),
+                 fmt::format("an image of {} has {}{}", dims_text(shape),
                              counted(patches, "patch", "patches"),
                              class_tokens() > 0 ? " and the class token" : ""));
     const std::int64_t shift = task().augment().shift();
@@ -125,20 +126,22 @@ class ImageClassificationTask final : public Task {
            kTask, shift, shape.rows, shape.columns, std::min(shape.rows, shape.columns) - 1);
     }
   }
-  void check_constants(const ImageShape& shape) const {
-    for (const auto& [name, values] : {std::pair("mean", &task().mean()), {"std", &task().std()}}) {
+  void check_constants(const ImageDims& shape) const {
+    for (const auto& [name, values] :
+         {std::pair("pixel_mean", &task().pixel_mean()), {"pixel_std", &task().pixel_std()}}) {
       if (values->size() <= 1 || values->size() == shape.channels) continue;
       fail(ExitCode::kConfig, "{}.{}: has {}, but images have {}; give one value, or one for each",
            kTask, name, counted(values->size(), "value"), counted(shape.channels, "channel"));
     }
-    if (std::ranges::any_of(task().std(), [](float value) { return !(value > 0); })) {
-      fail(ExitCode::kConfig, "{}.std: must be above 0, because values are divided by it", kTask);
+    if (std::ranges::any_of(task().pixel_std(), [](float value) { return !(value > 0); })) {
+      fail(ExitCode::kConfig, "{}.pixel_std: must be above 0, because values are divided by it",
+           kTask);
     }
   }
 
   // Of as many patches as data.sequence_length says. The channels are those of the constants, of
   // which color images usually have three.
-  ImageShape shape_without_corpus() const {
+  ImageDims shape_without_corpus() const {
     const std::int64_t patches = config_.data().sequence_length() - class_tokens();
     if (patches < 1) {
       fail(ExitCode::kConfig,
@@ -146,9 +149,9 @@ class ImageClassificationTask final : public Task {
            "the number of patches plus 1",
            config_.data().sequence_length());
     }
-    const ImageShape in_patches = shape_of_area(patches, 1);
+    const ImageDims in_patches = shape_of_area(patches, 1);
     return {in_patches.rows * task().patch(), in_patches.columns * task().patch(),
-            std::max({1, task().mean_size(), task().std_size()})};
+            std::max({1, task().pixel_mean_size(), task().pixel_std_size()})};
   }
 
   const configs::Config config_;

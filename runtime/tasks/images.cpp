@@ -15,11 +15,11 @@ void check_length(const configs::Config& config, std::int64_t tokens, const std:
        config.data().sequence_length(), what, tokens);
 }
 
-std::string shape_text(const ImageShape& shape) {
+std::string dims_text(const ImageDims& shape) {
   return fmt::format("{} x {} x {}", shape.rows, shape.columns, shape.channels);
 }
 
-ImageShape shape_of_area(std::int64_t area, std::int64_t channels) {
+ImageDims shape_of_area(std::int64_t area, std::int64_t channels) {
   std::int64_t rows = 1;
   for (std::int64_t i = 1; i * i <= area; ++i) {
     if (area % i == 0) rows = i;
@@ -27,7 +27,7 @@ ImageShape shape_of_area(std::int64_t area, std::int64_t channels) {
   return {rows, area / rows, channels};
 }
 
-Batch synthetic_images(const configs::Config& config, const ImageShape& shape, at::Device device) {
+Batch synthetic_images(const configs::Config& config, const ImageDims& shape, at::Device device) {
   const std::int64_t size = config.train().global_batch();
   const at::Generator generator = at::detail::createCPUGenerator(config.train().seed());
   Batch batch;

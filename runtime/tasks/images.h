@@ -6,7 +6,7 @@
 
 #include "configs/schema/config.pb.h"
 #include "data/batch/batch.h"
-#include "data/batch/image_shape.h"
+#include "data/batch/image_dims.h"
 
 namespace birkhoff {
 
@@ -15,13 +15,13 @@ namespace birkhoff {
 void check_length(const configs::Config& config, std::int64_t tokens, const std::string& what);
 
 // "28 x 28 x 1".
-std::string shape_text(const ImageShape& shape);
+std::string dims_text(const ImageDims& shape);
 
 // An image of `area` pixels: a square, or else the rectangle that is closest to one.
-ImageShape shape_of_area(std::int64_t area, std::int64_t channels);
+ImageDims shape_of_area(std::int64_t area, std::int64_t channels);
 
 // A batch of train.global_batch images of random values, on the CPU or the meta device. Depends
 // only on train.seed.
-Batch synthetic_images(const configs::Config& config, const ImageShape& shape, at::Device device);
+Batch synthetic_images(const configs::Config& config, const ImageDims& shape, at::Device device);
 
 }  // namespace birkhoff

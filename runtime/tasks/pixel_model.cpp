@@ -39,7 +39,7 @@ class PixelModelTask final : public Task {
   ModelInputs inputs(const Corpus& corpus, const std::string& split) const override {
     return {.vocabulary = PixelModel::kVocabulary,
             .class_names = {},
-            .image = image_shape(corpus, split, task().image())};
+            .image = image_dims(corpus, split, task().image())};
   }
   ModelInputs inputs(std::int64_t) const override {
     return {
@@ -62,7 +62,7 @@ class PixelModelTask final : public Task {
   std::unique_ptr<SampleSource> evaluation_source(const Corpus& corpus,
                                                   const std::string& split) const override {
     check_image_records(corpus, options(split));
-    check_shape(image_shape(corpus, split, task().image()));
+    check_shape(image_dims(corpus, split, task().image()));
     return image_records(corpus, options(split));
   }
   std::unique_ptr<Targets> evaluation_targets(const Corpus&, const std::string&,
@@ -77,17 +77,17 @@ class PixelModelTask final : public Task {
  private:
   const configs::PixelModel& task() const { return config_.task().pixel_model(); }
 
-  ImageOptions options(const std::string& split) const {
+  ImageRecordOptions options(const std::string& split) const {
     return {.split = split, .image = task().image(), .label = "", .seed = config_.train().seed()};
   }
-  void check_shape(const ImageShape& shape) const {
+  void check_shape(const ImageDims& shape) const {
     check_length(config_, shape.values(),
-                 fmt::format("an image of {} has {} values", shape_text(shape), shape.values()));
+                 fmt::format("an image of {} has {} values", dims_text(shape), shape.values()));
   }
   // Of as many values as data.sequence_length says: of colors, if these make a square.
-  ImageShape shape_without_corpus() const {
+  ImageDims shape_without_corpus() const {
     const std::int64_t values = config_.data().sequence_length();
-    const ImageShape colored = shape_of_area(values / 3, 3);
+    const ImageDims colored = shape_of_area(values / 3, 3);
     return values % 3 == 0 && colored.rows == colored.columns ? colored : shape_of_area(values, 1);
   }
 

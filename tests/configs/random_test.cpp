@@ -157,7 +157,7 @@ class RandomConfigs : public testing::Test {
   void expect_model(const configs::Config& config, bool run) {
     constexpr std::int64_t kVocabulary = 11;
     std::unique_ptr<Model> model;
-    std::optional<ImageShape> image;
+    std::optional<ImageDims> image;
     try {
       const std::unique_ptr<Task> task = make_task(config);
       ModelInputs inputs = task->inputs(kVocabulary);

@@ -5,11 +5,11 @@
 
 namespace birkhoff {
 
-struct ImageShape {
+struct ImageDims {
   std::int64_t rows = 0, columns = 0, channels = 0;
 
   std::int64_t values() const { return rows * columns * channels; }
-  friend bool operator==(const ImageShape&, const ImageShape&) = default;
+  friend bool operator==(const ImageDims&, const ImageDims&) = default;
 };
 
 }  // namespace birkhoff
