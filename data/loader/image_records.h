@@ -15,7 +15,7 @@ namespace birkhoff {
 struct ImageRecordOptions {
   std::string split = "train";
   std::string image = "image";  // the record of the images
-  std::string label;            // the record of the labels; empty: none are read
+  std::string label{};          // the record of the labels; empty: none are read
   // Training: changes of each image, drawn by image_change().
   std::int64_t shift = 0;
   bool flip = false;
