@@ -68,6 +68,7 @@ LoaderOptions make_loader_options(const configs::Config& config, int rank, int s
   options.rank = rank;
   options.size = size;
   options.prefetch = config.data().prefetch();
+  options.max_readers = config.data().readers();
   return options;
 }
 
