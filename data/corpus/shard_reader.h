@@ -64,8 +64,8 @@ class ShardReader {
   std::int64_t element_bytes_, page_bytes_;
   std::int64_t begin_, first_document_;
   Region values_, documents_;
-  std::mutex mutex_;                  // guards the next two
-  std::shared_ptr<const File> file_;  // null: closed
+  std::mutex mutex_;                      // guards the next two
+  std::shared_ptr<const File> file_;      // null: closed
   std::vector<std::uint32_t> page_crcs_;  // empty until the first open
   std::unique_ptr<std::atomic<bool>[]> checked_;
 };
