@@ -21,6 +21,7 @@
 #include "configs/schema/config.pb.h"
 #include "data/batch/partition.h"
 #include "data/corpus/corpus.h"
+#include "data/corpus/staged_shards.h"
 #include "data/loader/loader.h"
 #include "models/model.h"
 #include "runtime/agreement.h"
@@ -266,8 +267,12 @@ Outcome run_logged(const configs::Config& config, const RunPaths& paths, bool fr
         const std::string problem = note_slow_rank(paths.history(), id, {unix_seconds(), slow});
         if (!problem.empty()) log_warning("{}", problem);
       });
-  const Corpus corpus(config.data().corpus());
+  Corpus corpus(config.data().corpus());
   check_same_corpus(world.group(), corpus);
+  if (const configs::Stage& stage = config.data().stage(); !stage.folder().empty()) {
+    corpus.stage(staging_folder(stage.folder()),
+                 static_cast<std::int64_t>(static_cast<double>(stage.max_gb()) * 1e9));
+  }
   OpenedRun run = open_run(paths, config.train().seed(), fresh, world, log);
 
   const std::unique_ptr<Task> task = make_task(config);

@@ -127,6 +127,10 @@ std::filesystem::path Corpus::tokenizer_file() const {
   return file.empty() ? std::filesystem::path() : folder_ / file;
 }
 
+void Corpus::stage(const std::filesystem::path& folder, std::int64_t max_bytes) {
+  staged_ = std::make_shared<const StagedShards>(folder_, manifest_, folder, max_bytes);
+}
+
 std::unique_ptr<Tokenizer> Corpus::tokenizer() const {
   if (!has_tokenizer()) {
     fail(ExitCode::kData,

@@ -54,7 +54,7 @@ std::uint64_t widen(const std::vector<char>& bytes, std::int64_t count, std::int
 
 ShardReader::ShardReader(std::string path, const configs::CorpusManifest::Shard& shard,
                          std::int64_t element_bytes, const char* values, std::int64_t begin,
-                         std::int64_t first_document)
+                         std::int64_t first_document, std::shared_ptr<const StagedShards> staged)
     : path_(std::move(path)),
       shard_(shard),
       element_bytes_(element_bytes),
@@ -63,12 +63,24 @@ ShardReader::ShardReader(std::string path, const configs::CorpusManifest::Shard&
       first_document_(first_document),
       values_{values, shard.values_offset(), shard.values_bytes(), 0},
       documents_{shard_format::kDocumentEnds, shard.documents_offset(), shard.documents_bytes(),
-                 shard_format::num_pages(shard.values_bytes(), page_bytes_)} {}
+                 shard_format::num_pages(shard.values_bytes(), page_bytes_)},
+      staged_(std::move(staged)) {}
+
+File ShardReader::open_file() const {
+  if (const std::string copy = staged_ ? staged_->copy_of(shard_.file()) : ""; !copy.empty()) {
+    try {
+      File file = File::open_for_read(copy);
+      if (file.size() == shard_.bytes()) return file;
+    } catch (const Error&) {  // removed by a user or the system
+    }
+  }
+  return File::open_for_read(path_, ExitCode::kData);
+}
 
 std::shared_ptr<const File> ShardReader::opened() {
   const std::lock_guard lock(mutex_);
   if (file_) return file_;
-  File file = File::open_for_read(path_, ExitCode::kData);
+  File file = open_file();
   if (file.size() != shard_.bytes()) {
     fail(ExitCode::kData,
          "{}: the file has {} bytes, the manifest says {}; prepare the corpus again", path_,
@@ -94,7 +106,8 @@ void ShardReader::close() {
   file_.reset();
 }
 
-void ShardReader::check_page(const Region& region, std::int64_t page, const char* bytes) {
+void ShardReader::check_page(const File& file, const Region& region, std::int64_t page,
+                             const char* bytes) {
   const std::int64_t from = page * page_bytes_;
   const auto slot = static_cast<std::size_t>(region.first_page + page);
   const auto size = static_cast<std::size_t>(std::min(page_bytes_, region.bytes - from));
@@ -102,7 +115,7 @@ void ShardReader::check_page(const Region& region, std::int64_t page, const char
     fail(ExitCode::kData,
          "{}: page {} of /{} ({} KiB at byte {}) is damaged; prepare the corpus again or restore "
          "the file",
-         path_, page, region.name, page_bytes_ >> 10, region.offset + from);
+         file.path(), page, region.name, page_bytes_ >> 10, region.offset + from);
   }
   checked_[slot].store(true, std::memory_order_relaxed);
 }
@@ -127,7 +140,7 @@ void ShardReader::read_part(const File& file, const Region& region, std::int64_t
   char* const pages = is_whole ? out : memory.data();
   file.pread_exact(pages, static_cast<std::size_t>(end - begin), region.offset + begin);
   for (std::int64_t page = first; page <= last; ++page)
-    check_page(region, page, pages + (page * page_bytes_ - begin));
+    check_page(file, region, page, pages + (page * page_bytes_ - begin));
   if (!is_whole) std::memcpy(out, pages + (from - begin), static_cast<std::size_t>(bytes));
 }
 
@@ -183,10 +196,10 @@ void ShardReader::append_document_ends(std::int64_t from, std::int64_t to,
 
 template <typename Array>
 ShardSequence::ShardSequence(const Corpus& corpus, const Array& array, const char* values)
-    : element_bytes_(shard_format::row_bytes(array)) {
+    : element_bytes_(shard_format::row_bytes(array)), staged_(corpus.staged()) {
   for (const auto& shard : array.shard()) {
     shards_.emplace_back((corpus.folder() / shard.file()).string(), shard, element_bytes_, values,
-                         elements_, documents_);
+                         elements_, documents_, staged_);
     elements_ += shard.elements();
     documents_ += shard.documents();
   }
@@ -210,14 +223,17 @@ std::size_t ShardSequence::shard_of_document(std::int64_t document) const {
 }
 
 ShardReader& ShardSequence::for_reading(std::size_t shard) {
+  const std::int64_t copies = staged_ ? staged_->num_copies() : 0;
   const std::lock_guard lock(mutex_);
+  if (copies > num_copies_ || (!is_open_[shard] && num_open_ == kMaxOpenShards)) {
+    for (ShardReader& open : shards_) open.close();
+    std::fill(is_open_.begin(), is_open_.end(), false);
+    num_open_ = 0;
+    num_copies_ = std::max(num_copies_, copies);
+  }
   if (!is_open_[shard]) {
-    if (++num_open_ > kMaxOpenShards) {
-      for (ShardReader& open : shards_) open.close();
-      std::fill(is_open_.begin(), is_open_.end(), false);
-      num_open_ = 1;
-    }
     is_open_[shard] = true;
+    ++num_open_;
   }
   return shards_[shard];
 }

@@ -25,10 +25,10 @@ class ShardReader {
  public:
   // element_bytes: of an element of a stream or a row of a record. values: the name of their data
   // set, for messages. begin, first_document: the shard's first element, and the first document
-  // that ends in it, within the stream or record.
+  // that ends in it, within the stream or record. staged: copies to read instead; may be null.
   ShardReader(std::string path, const configs::CorpusManifest::Shard& shard,
               std::int64_t element_bytes, const char* values, std::int64_t begin,
-              std::int64_t first_document);
+              std::int64_t first_document, std::shared_ptr<const StagedShards> staged);
 
   std::int64_t begin() const { return begin_; }
   std::int64_t end() const { return begin_ + shard_.elements(); }
@@ -52,18 +52,21 @@ class ShardReader {
     const char* name;
     std::int64_t offset, bytes, first_page;
   };
+  // Opens the copy of the shard, if it has one that can be used.
+  File open_file() const;
   // The file, opened if it is not. After that the page table does not change.
   std::shared_ptr<const File> opened();
   void read_region(const Region& region, std::int64_t from, std::int64_t bytes, char* out);
   void read_part(const File& file, const Region& region, std::int64_t from, std::int64_t bytes,
                  char* out);
-  void check_page(const Region& region, std::int64_t page, const char* bytes);
+  void check_page(const File& file, const Region& region, std::int64_t page, const char* bytes);
 
   std::string path_;
   configs::CorpusManifest::Shard shard_;
   std::int64_t element_bytes_, page_bytes_;
   std::int64_t begin_, first_document_;
   Region values_, documents_;
+  std::shared_ptr<const StagedShards> staged_;
   std::mutex mutex_;                      // guards the next two
   std::shared_ptr<const File> file_;      // null: closed
   std::vector<std::uint32_t> page_crcs_;  // empty until the first open
@@ -101,15 +104,16 @@ class ShardSequence {
   std::size_t shard_of(std::int64_t element) const;
   std::size_t shard_of_document(std::int64_t document) const;
   // The shard, which the caller then reads. Closes the open shards if this one would be one too
-  // many.
+  // many, or if there are new copies to open.
   ShardReader& for_reading(std::size_t shard);
 
   std::deque<ShardReader> shards_;
   std::int64_t element_bytes_;
   std::int64_t elements_ = 0, documents_ = 0;
-  std::mutex mutex_;  // guards the next two
+  std::shared_ptr<const StagedShards> staged_;
+  std::mutex mutex_;  // guards the rest
   std::vector<bool> is_open_;
-  std::int64_t num_open_ = 0;
+  std::int64_t num_open_ = 0, num_copies_ = 0;
 };
 
 // A whole stream of token ids.
