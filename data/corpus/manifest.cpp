@@ -120,7 +120,14 @@ void check_shard(const CorpusManifest::Shard& shard, std::int64_t row_bytes, boo
                 shard.documents());
   checker.check(shard.values_bytes() <= shard.bytes() && shard.documents_bytes() <= shard.bytes(),
                 "more bytes of values or documents than the {} of the file", shard.bytes());
-  const std::int64_t pages = num_pages(shard.values_bytes()) + num_pages(shard.documents_bytes());
+  const std::int64_t page_bytes = shard_format::page_bytes(shard);
+  checker.check(page_bytes >= shard_format::kMinPageBytes &&
+                    page_bytes <= shard_format::kMaxPageBytes &&
+                    (page_bytes & (page_bytes - 1)) == 0,
+                "page_bytes is {}, not a power of two from {} to {}", page_bytes,
+                shard_format::kMinPageBytes, shard_format::kMaxPageBytes);
+  const std::int64_t pages =
+      num_pages(shard.values_bytes(), page_bytes) + num_pages(shard.documents_bytes(), page_bytes);
   checker.check(shard.page_crcs_bytes() == 4 * pages, "page_crcs_bytes is {} for {} pages",
                 shard.page_crcs_bytes(), pages);
   checker.check(shard.has_page_crcs_crc(), "page_crcs_crc is missing");

@@ -13,11 +13,12 @@
 namespace birkhoff {
 namespace {
 
-using shard_format::kPageBytes;
-using shard_format::num_pages;
-
 // Below the usual limit of 1024 open files, which other parts of the process share.
 constexpr std::int64_t kMaxOpenShards = 256;
+
+// Longer reads are checked in parts of this size, whole pages of any size, so that memory stays
+// small.
+constexpr std::int64_t kPartBytes = shard_format::kMaxPageBytes;
 
 // Returns the largest id; a negative id counts as a large one.
 template <typename Id>
@@ -57,11 +58,12 @@ ShardReader::ShardReader(std::string path, const configs::CorpusManifest::Shard&
     : path_(std::move(path)),
       shard_(shard),
       element_bytes_(element_bytes),
+      page_bytes_(shard_format::page_bytes(shard)),
       begin_(begin),
       first_document_(first_document),
       values_{values, shard.values_offset(), shard.values_bytes(), 0},
       documents_{shard_format::kDocumentEnds, shard.documents_offset(), shard.documents_bytes(),
-                 num_pages(shard.values_bytes())} {}
+                 shard_format::num_pages(shard.values_bytes(), page_bytes_)} {}
 
 void ShardReader::open() {
   if (file_) return;
@@ -87,19 +89,39 @@ void ShardReader::open() {
 
 void ShardReader::close() { file_.reset(); }
 
-void ShardReader::check_page(const Region& region, std::int64_t page) {
+void ShardReader::check_page(const Region& region, std::int64_t page, const char* bytes) {
+  const std::int64_t from = page * page_bytes_;
   const auto slot = static_cast<std::size_t>(region.first_page + page);
-  if (checked_[slot]) return;
-  const std::int64_t from = page * kPageBytes;
-  std::vector<char> bytes(static_cast<std::size_t>(std::min(kPageBytes, region.bytes - from)));
-  file_->pread_exact(bytes.data(), bytes.size(), region.offset + from);
-  if (crc32c(bytes.data(), bytes.size()) != page_crcs_[slot]) {
+  const auto size = static_cast<std::size_t>(std::min(page_bytes_, region.bytes - from));
+  if (crc32c(bytes, size) != page_crcs_[slot]) {
     fail(ExitCode::kData,
-         "{}: page {} of /{} (64 KiB at byte {}) is damaged; prepare the corpus again or restore "
+         "{}: page {} of /{} ({} KiB at byte {}) is damaged; prepare the corpus again or restore "
          "the file",
-         path_, page, region.name, region.offset + from);
+         path_, page, region.name, page_bytes_ >> 10, region.offset + from);
   }
   checked_[slot] = true;
+}
+
+void ShardReader::read_part(const Region& region, std::int64_t from, std::int64_t bytes,
+                            char* out) {
+  const std::int64_t first = from / page_bytes_, last = (from + bytes - 1) / page_bytes_;
+  const auto begin_of_checks = checked_.begin() + region.first_page;
+  const bool all_checked = std::all_of(begin_of_checks + first, begin_of_checks + last + 1,
+                                       [](bool is_checked) { return is_checked; });
+  if (all_checked) {
+    file_->pread_exact(out, static_cast<std::size_t>(bytes), region.offset + from);
+    return;
+  }
+  // One read of whole pages, into the caller's memory if it is for whole pages.
+  const std::int64_t begin = first * page_bytes_;
+  const std::int64_t end = std::min((last + 1) * page_bytes_, region.bytes);
+  const bool is_whole = begin == from && end == from + bytes;
+  if (!is_whole) pages_.resize(static_cast<std::size_t>(end - begin));
+  char* const pages = is_whole ? out : pages_.data();
+  file_->pread_exact(pages, static_cast<std::size_t>(end - begin), region.offset + begin);
+  for (std::int64_t page = first; page <= last; ++page)
+    check_page(region, page, pages + (page * page_bytes_ - begin));
+  if (!is_whole) std::memcpy(out, pages + (from - begin), static_cast<std::size_t>(bytes));
 }
 
 void ShardReader::read_region(const Region& region, std::int64_t from, std::int64_t bytes,
@@ -107,10 +129,12 @@ void ShardReader::read_region(const Region& region, std::int64_t from, std::int6
   require(0 <= from && 0 < bytes && bytes <= region.bytes && from <= region.bytes - bytes,
           "bytes outside a shard");
   open();
-  for (std::int64_t page = from / kPageBytes; page <= (from + bytes - 1) / kPageBytes; ++page) {
-    check_page(region, page);
+  for (const std::int64_t end = from + bytes; from < end;) {
+    const std::int64_t part = std::min(end, (from / kPartBytes + 1) * kPartBytes) - from;
+    read_part(region, from, part, out);
+    from += part;
+    out += part;
   }
-  file_->pread_exact(out, static_cast<std::size_t>(bytes), region.offset + from);
 }
 
 void ShardReader::read_bytes(std::int64_t from, std::int64_t count, char* out) {

@@ -1,6 +1,8 @@
 // Readers of streams' elements and records' rows by byte offset, with pread instead of the HDF5
-// library. Each 64 KiB page is checked against its CRC32C the first time it is read. One thread at
-// a time.
+// library. Each page is checked against its CRC32C the first time it is read: a read takes the
+// pages that hold its bytes, at most one page more at each end. A shard's page table is read as a
+// whole when the shard is first opened: it has a checksum of its own, and is 1/1024 of a record and
+// 1/16384 of a stream. One thread at a time.
 #pragma once
 
 #include <cstdint>
@@ -49,17 +51,19 @@ class ShardReader {
   };
   void open();
   void read_region(const Region& region, std::int64_t from, std::int64_t bytes, char* out);
-  void check_page(const Region& region, std::int64_t page);
+  void read_part(const Region& region, std::int64_t from, std::int64_t bytes, char* out);
+  void check_page(const Region& region, std::int64_t page, const char* bytes);
 
   std::string path_;
   configs::CorpusManifest::Shard shard_;
-  std::int64_t element_bytes_;
+  std::int64_t element_bytes_, page_bytes_;
   std::int64_t begin_, first_document_;
   Region values_, documents_;
   std::optional<File> file_;
   std::vector<std::uint32_t> page_crcs_;  // empty until the first open
   std::vector<bool> checked_;
-  std::vector<char> buffer_;
+  std::vector<char> buffer_;  // ids before they are widened
+  std::vector<char> pages_;   // that a read needs only in part
 };
 
 // All shards of a stream or record of the corpus, one after another. The elements of a record, of

@@ -22,7 +22,6 @@ namespace birkhoff {
 namespace {
 
 using configs::CorpusManifest;
-using shard_format::kPageBytes;
 
 // The exclusive upper bound of a stream's or record's values.
 struct Limit {
@@ -40,11 +39,12 @@ class ArrayVerifier {
   void verify(const std::string& path, const CorpusManifest::Shard& shard) {
     const File file = File::open_for_read(path, ExitCode::kData);
     const std::vector<std::uint32_t> crcs = read_page_crcs(file, shard);
+    const std::int64_t page_bytes = shard_format::page_bytes(shard);
     auto crc = crcs.begin();
-    for_each_page(file, shard.values_offset(), shard.values_bytes(), crc, values_,
+    for_each_page(file, page_bytes, shard.values_offset(), shard.values_bytes(), crc, values_,
                   [&](const std::vector<char>& page) { check_values(path, page); });
     const std::int64_t end_of_shard = end_ + shard.elements();
-    for_each_page(file, shard.documents_offset(), shard.documents_bytes(), crc,
+    for_each_page(file, page_bytes, shard.documents_offset(), shard.documents_bytes(), crc,
                   shard_format::kDocumentEnds,
                   [&](const std::vector<char>& page) { check_ends(path, page, end_of_shard); });
     end_ = end_of_shard;
@@ -85,18 +85,18 @@ class ArrayVerifier {
   }
 
   template <typename Visit>
-  static void for_each_page(const File& file, std::int64_t offset, std::int64_t bytes,
-                            std::vector<std::uint32_t>::const_iterator& crc, const char* what,
-                            Visit visit) {
+  static void for_each_page(const File& file, std::int64_t page_bytes, std::int64_t offset,
+                            std::int64_t bytes, std::vector<std::uint32_t>::const_iterator& crc,
+                            const char* what, Visit visit) {
     std::vector<char> page;
-    for (std::int64_t at = 0; at < bytes; at += kPageBytes) {
-      page.resize(static_cast<std::size_t>(std::min(kPageBytes, bytes - at)));
+    for (std::int64_t at = 0; at < bytes; at += page_bytes) {
+      page.resize(static_cast<std::size_t>(std::min(page_bytes, bytes - at)));
       file.pread_exact(page.data(), page.size(), offset + at);
       if (crc32c(page.data(), page.size()) != *crc++) {
         fail(ExitCode::kData,
-             "{}: page {} of /{} (64 KiB at byte {}) differs from its checksum; prepare the corpus "
+             "{}: page {} of /{} ({} KiB at byte {}) differs from its checksum; prepare the corpus "
              "again or restore the file",
-             file.path(), at / kPageBytes, what, offset + at);
+             file.path(), at / page_bytes, what, page_bytes >> 10, offset + at);
       }
       visit(page);
     }
@@ -151,14 +151,10 @@ class ArrayVerifier {
   std::int64_t last_document_end_ = 0;
 };
 
-bool is_id_type(CorpusManifest::Dtype dtype) {
-  return dtype == CorpusManifest::u16 || dtype == CorpusManifest::i32;
-}
-
 void check_structure(const std::string& path, const CorpusManifest::Stream& stream,
                      const CorpusManifest::Shard& shard) {
-  if (!is_id_type(stream.dtype()) || stream.shape_size() > 0)
-    fail(ExitCode::kData, "{}: only streams of ids (u16, i32) can be verified", path);
+  if (stream.dtype() == CorpusManifest::f32 || stream.shape_size() > 0)
+    fail(ExitCode::kData, "{}: only streams of ids (u8, u16, i32) can be verified", path);
   check_hdf5(path, shard_data_sets(shard, stream));
 }
 

@@ -222,17 +222,17 @@ TEST(Records, ALabelBeyondTheClassesIsRefused) {
 
 TEST(Records, ADamagedPageIsNamedAtFirstTouchAndOthersStillRead) {
   TemporaryFolder folder;
-  Labelled documents = some_documents(100000, 1);  // 3 full pages and a part of one
+  Labelled documents = some_documents(100000, 1);  // 48 full pages and a part of one
   write_corpus(folder / "corpus", documents, 1 << 20, 1 << 20);
   const Corpus corpus(folder / "corpus");
   const auto& shard = corpus.record("train", "label").shard(0);
-  flip_bit(folder / "corpus/train-label-00000.h5", 8 * (shard.values_offset() + 2 * 65536 + 77));
+  flip_bit(folder / "corpus/train-label-00000.h5", 8 * (shard.values_offset() + 2 * 4096 + 77));
   LabelReader reader(corpus, "train", "label");
   Labels labels(10);
-  reader.read(65526, 10, labels.data());
-  EXPECT_EQ(labels, Labels(documents.labels.begin() + 65526, documents.labels.begin() + 65536));
+  reader.read(4086, 10, labels.data());
+  EXPECT_EQ(labels, Labels(documents.labels.begin() + 4086, documents.labels.begin() + 4096));
   for (int twice = 0; twice < 2; ++twice) {
-    expect_error(ExitCode::kData, [&] { reader.read(65530, 10, labels.data()); },
+    expect_error(ExitCode::kData, [&] { reader.read(4090, 10, labels.data()); },
                  {"train-label-00000.h5", "page 2 of /values", "damaged"});
   }
   reader.read(99990, 10, labels.data());
