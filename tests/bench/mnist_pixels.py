@@ -9,6 +9,7 @@ repeated. BIRKHOFF_DATA as in mnist_data.py.
 import argparse
 import json
 import pathlib
+import statistics
 import subprocess
 
 import birkhoff_runs as runs
@@ -20,8 +21,9 @@ MECHANISMS = {
     "sinkhorn": "sinkhorn { block: 56 }",
     "routing": None,
 }
-ROUTING = ("model.attention.0={ group { heads: 2 mechanism { block_local { block: 56 look_back: 1 } "
-           "} } group { heads: 2 mechanism { routing { clusters: 14 window: 56 } } } }")
+ROUTING = ("model.attention.0={ group { heads: 2 mechanism { block_local { block: 56 "
+           "look_back: 1 } } } group { heads: 2 mechanism { routing { clusters: 14 window: 56 } } } "
+           "}")
 
 
 def result(name, config, steps):
@@ -41,7 +43,7 @@ def result(name, config, steps):
     found = {
         "bits_per_dim": evaluated["bits_per_dim"],
         "images": evaluated["sequences"],
-        "step_ms": sorted(line["step_ms"] for line in lines if "split" not in line)[len(lines) // 2],
+        "step_ms": statistics.median(line["step_ms"] for line in lines if "split" not in line),
     }
     temporary = file.with_suffix(".tmp")
     temporary.write_text(json.dumps(found))
