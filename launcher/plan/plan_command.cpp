@@ -26,7 +26,11 @@ namespace birkhoff {
 namespace {
 
 std::int64_t planned_vocabulary(const PlanArguments& arguments, const configs::Config& config) {
-  if (const auto own = make_task(config)->own_vocabulary()) return *own;
+  if (const auto own = make_task(config)->own_vocabulary()) {
+    if (!arguments.vocabulary) return *own;
+    fail(ExitCode::kUsage, "--vocabulary {}: the model reads images; leave it out",
+         *arguments.vocabulary);
+  }
   if (arguments.vocabulary) return *arguments.vocabulary;
   const std::string& corpus = config.data().corpus();
   if (!corpus.empty() && path_exists(corpus)) return vocabulary_of(config, Corpus(corpus));

@@ -2,7 +2,7 @@
 with softmax (T = 1) or five half-steps (T = 5), next to the same model in plain PyTorch.
 
 Both begin with the same weights and see the same images in the same order. The script compares the
-losses of the first steps, and then accuracies. Finished arms are kept in build/bench/mnist_probe and
+losses of the first steps, and then accuracies. Finished arms are kept in build/bench/mnist and
 not repeated. BIRKHOFF_DATA names the folder that holds MNIST's 10,000 test images
 (mnist.t10k-images-idx3-ubyte.gz, mnist.t10k-labels-idx1-ubyte.gz): 8,000 of them train, 2,000 test.
 
@@ -12,9 +12,7 @@ not repeated. BIRKHOFF_DATA names the folder that holds MNIST's 10,000 test imag
 
 import argparse
 import functools
-import gzip
 import json
-import os
 import pathlib
 import statistics
 import struct
@@ -23,10 +21,11 @@ import subprocess
 import torch
 
 import birkhoff_runs as runs
+import mnist_data
 
-FOLDER = runs.WORK / "mnist_probe"
+FOLDER = mnist_data.FOLDER
 CONFIG = runs.ROOT / "configs/mnist_patches.txtpb"
-SPLITS = {"train": (0, 8000), "test": (8000, 10000)}
+SPLITS = mnist_data.SPLITS
 BATCH, MEAN, STD, EPOCHS = 100, 0.1307, 0.3081, 45
 RATES = {1: 1e-3, 5: 2e-3}
 COMPARED_STEPS = 50
@@ -36,36 +35,9 @@ LARGEST_DIFFERENCE = 1e-4
 @functools.cache
 def images():
     """The images [10000, 28, 28] and labels."""
-    source = os.environ.get("BIRKHOFF_DATA")
-    if not source:
-        raise SystemExit("set BIRKHOFF_DATA to the folder that holds mnist.t10k-*.gz")
-
-    def array(name, header):
-        data = gzip.decompress((pathlib.Path(source) / f"mnist.t10k-{name}.gz").read_bytes())
-        return torch.frombuffer(bytearray(data[header:]), dtype=torch.uint8)
-
-    return array("images-idx3-ubyte", 16).view(-1, 28, 28), array("labels-idx1-ubyte", 8).long()
-
-
-def corpus():
-    """A corpus of the two splits, made only if it is missing."""
-    folder = FOLDER / "corpus"
-    if (folder / "manifest.json").exists():
-        return folder
-    FOLDER.mkdir(parents=True, exist_ok=True)
-    pixels, labels = images()
-    for split, (begin, end) in SPLITS.items():
-        header = struct.pack(">4i", 0x803, end - begin, 28, 28)
-        (FOLDER / f"{split}-images-idx3-ubyte").write_bytes(
-            header + bytes(pixels[begin:end].flatten().tolist()))
-        header = struct.pack(">2i", 0x801, end - begin)
-        (FOLDER / f"{split}-labels-idx1-ubyte").write_bytes(
-            header + bytes(labels[begin:end].tolist()))
-    arguments = []
-    for split in SPLITS:
-        arguments += [f"--{split}", FOLDER / f"{split}-images-idx3-ubyte"]
-    runs.birkhoff("prepare", "--out", folder, "--images", *arguments)
-    return folder
+    pixels, labels = (torch.frombuffer(bytearray(data), dtype=torch.uint8)
+                      for data in mnist_data.images())
+    return pixels.view(-1, 28, 28), labels.long()
 
 
 def philox(key, counter):
@@ -109,7 +81,7 @@ def order(seed, epoch, size):
 def settings(patch, half_steps, seed, epochs):
     steps = SPLITS["train"][1] // BATCH
     return [
-        f"data.corpus={corpus()}",
+        f"data.corpus={mnist_data.corpus()}",
         f"data.sequence_length={(28 // patch) ** 2 + 1}",
         f"task.image_classification.patch={patch}",
         f"model.attention.0.group.0.mechanism.sinkformer.half_steps={half_steps}",
@@ -200,7 +172,7 @@ def train_pytorch(weights, patch, half_steps, seed, epochs):
 def result(patch, half_steps, seed, epochs):
     """Losses and accuracies of an arm, computed only if they are missing."""
     arm = (patch, half_steps, seed, epochs)
-    file = FOLDER / f"patch{patch}-T{half_steps}-seed{seed}-epochs{epochs}.json"
+    file = FOLDER / f"probe-patch{patch}-T{half_steps}-seed{seed}-epochs{epochs}.json"
     if file.exists():
         return json.loads(file.read_text())
     run = FOLDER / "run"

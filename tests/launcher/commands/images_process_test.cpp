@@ -172,6 +172,8 @@ TEST_F(ImagesProcess, RefusalsAreOneLine) {
   expect_refused({"classify", "classes", "pixels.txtpb"}, usage, "no tokenizer");
   expect_refused({"analyse", "classes", "--text", "pixels.txtpb", "--html", "a.html"}, usage,
                  "no tokenizer");
+  expect_refused({"plan", "pixels.txtpb", "--vocabulary", "256"}, usage,
+                 "--vocabulary 256: the model reads images; leave it out");
   const auto train = [](const std::string& file, const std::string& setting) {
     return std::vector<std::string>{"train", file, "--run", "refused", "--set", setting};
   };
