@@ -270,10 +270,11 @@ void CommandLine::add_eval() {
 }
 
 void CommandLine::add_sample() {
-  CLI::App* c = subcommand(app_, "sample", "Generate text from a checkpoint",
+  CLI::App* c = subcommand(app_, "sample", "Generate text or images from a checkpoint",
                            "  birkhoff sample run/first --prompt 'ROMEO:'\n"
                            "  birkhoff sample run/first --prompt-file start.txt --tokens 500 "
-                           "--temperature 0.8 --top-k 40 --top-p 0.95 --samples 3 --seed 7");
+                           "--temperature 0.8 --top-k 40 --top-p 0.95 --samples 3 --seed 7\n"
+                           "  birkhoff sample run/pixels --png half.png --complete 0.5");
   c->add_option("PATH", sample_.path, "run folder (its newest checkpoint) or checkpoint")
       ->required();
   CLI::Option* prompt =
@@ -285,13 +286,20 @@ void CommandLine::add_sample() {
                 "file with the text to continue, unchanged; - for standard input")
       ->type_name("FILE")
       ->excludes(prompt);
+  c->add_option("--png", sample_.png, "of a model of images: the file to write")
+      ->type_name("FILE")
+      ->excludes(prompt);
+  add_number(c, "--complete", sample_.complete, 0.0, 1.0,
+             "share of each image that is given; the model continues images of --split");
+  c->add_option("--split", sample_.split, "the images to continue")->capture_default_str();
+  c->add_option("--corpus", sample_.corpus, "their corpus, if not the one trained on");
   c->callback([this, prompt] {
-    if (prompt->empty() && sample_.prompt_file.empty())
+    if (prompt->empty() && sample_.prompt_file.empty() && sample_.png.empty())
       throw CLI::RequiredError("--prompt or --prompt-file");
   });
-  add_number(c, "--tokens", sample_.tokens, 1, 10'000'000, "number of tokens to generate");
+  add_number(c, "--tokens", sample_.tokens, 1, 10'000'000, "number of tokens to generate (200)");
   add_number(c, "--samples", sample_.samples, 1, 1'000'000,
-             "number of texts to generate, separated by a line of 15 hyphens");
+             "number of texts to generate, separated by a line of 15 hyphens, or of images");
   add_number(c, "--temperature", sample_.temperature, 0.0, 100.0,
              "sampling temperature; 0 always picks the most likely token (greedy)");
   add_number(c, "--top-k", sample_.top_k, 0, 10'000'000,

@@ -88,12 +88,19 @@ int eval_command(const EvalArguments& arguments, std::ostream& out, std::ostream
 
 struct SampleArguments {
   std::string path, device = "cpu";
-  std::string prompt, prompt_file;  // a text, or the file that holds it; "-": standard input
-  std::int64_t tokens = 200, samples = 1;
+  std::optional<std::string> prompt;  // the text to continue,
+  std::string prompt_file;            // or the file that holds it; "-": standard input
+  std::optional<std::int64_t> tokens;
+  std::int64_t samples = 1;
   double temperature = 1.0;
   std::int64_t top_k = 0;
   double top_p = 1.0;
   std::int64_t seed = 1;
+  // Of models of images: the file to write, and the share of each image that is given, from the
+  // start of a split of a corpus (empty: the one that the model was trained on).
+  std::string png;
+  std::optional<double> complete;
+  std::string split = "valid", corpus;
 };
 int sample_command(const SampleArguments& arguments, std::ostream& out, std::ostream& err);
 

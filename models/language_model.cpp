@@ -14,11 +14,11 @@
 namespace birkhoff {
 
 LanguageModel::LanguageModel(const configs::Config& config, std::int64_t vocabulary,
-                             const ModelPlacement& place)
+                             const ModelPlacement& place, const std::optional<ImageDims>& image)
     : parameters_(make_parameters(config, place)),
       vocabulary_(vocabulary),
       sequence_length_(config.data().sequence_length()),
-      embedding_(config, StackRole::kDecoder, vocabulary, parameters_),
+      embedding_(config, StackRole::kDecoder, vocabulary, parameters_, image),
       stack_(config, StackRole::kDecoder, parameters_) {
   const configs::Model& model = config.model();
   const std::int64_t channels = model.channels(), width = embedding_width(model);

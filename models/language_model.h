@@ -22,9 +22,9 @@ namespace birkhoff {
 
 class LanguageModel final : public Model, public Decoder {
  public:
-  // config must be resolved. Errors as of Stack.
-  LanguageModel(const configs::Config& config, std::int64_t vocabulary,
-                const ModelPlacement& place);
+  // config must be resolved. Errors as of Stack. `image`: as of TokenEmbedding.
+  LanguageModel(const configs::Config& config, std::int64_t vocabulary, const ModelPlacement& place,
+                const std::optional<ImageDims>& image = std::nullopt);
 
   Parameters& parameters() override { return parameters_; }
   LossSums loss_sums(const Batch& batch, const std::optional<NoiseKey>& noise) override;

@@ -13,6 +13,7 @@
 #include "cluster/base/random/philox.h"
 #include "cluster/base/tensors/parameters.h"
 #include "data/batch/batch.h"
+#include "data/batch/image_dims.h"
 #include "models/losses/loss_sums.h"
 
 namespace birkhoff::configs {
@@ -28,6 +29,7 @@ class Decoder;
 struct ModelInputs {
   std::int64_t vocabulary = 0;           // ids of the corpus tokenizer
   std::vector<std::string> class_names;  // of the labels 0, 1, ...; empty: no labels
+  std::optional<ImageDims> image{};      // of the samples, if they are images
 };
 
 class Model {

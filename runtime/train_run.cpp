@@ -21,6 +21,7 @@
 #include "configs/schema/config.pb.h"
 #include "data/batch/partition.h"
 #include "data/corpus/corpus.h"
+#include "data/corpus/staged_shards.h"
 #include "data/loader/loader.h"
 #include "models/model.h"
 #include "runtime/agreement.h"
@@ -52,6 +53,11 @@ CheckpointHeader make_header(const configs::Config& config, const Corpus& corpus
   if (!tokenizer.file().empty()) header.set_tokenizer_file(tokenizer.file());
   if (tokenizer.has_end_of_document()) header.set_end_of_document(tokenizer.end_of_document());
   header.mutable_class_name()->Assign(inputs.class_names.begin(), inputs.class_names.end());
+  if (const auto& image = inputs.image) {
+    for (const std::int64_t size : {image->rows, image->columns, image->channels}) {
+      header.add_image_shape(size);
+    }
+  }
   return header;
 }
 
@@ -63,6 +69,7 @@ LoaderOptions make_loader_options(const configs::Config& config, int rank, int s
   options.rank = rank;
   options.size = size;
   options.prefetch = config.data().prefetch();
+  options.max_readers = config.data().readers();
   return options;
 }
 
@@ -197,7 +204,7 @@ StartState load_start(const std::string& resume_path, const configs::Config& con
 
 // Warnings that the user must see at the start.
 void warn_at_start(const configs::Config& config, const Task& task, const Corpus& corpus,
-                   const Model& model, std::int64_t vocabulary, const SampleSource& source,
+                   const Model& model, const ModelInputs& inputs, const SampleSource& source,
                    const StartState& start, const ProcessGroup& group) {
   for (const std::string& warning : model.warnings()) log_warning("{}", warning);
   warn_of_settings(config, source.num_samples());
@@ -208,8 +215,7 @@ void warn_at_start(const configs::Config& config, const Task& task, const Corpus
       rank_share(config.train().global_batch(), config.train().invariant().shards(), group.rank(),
                  group.size())
           .size();
-  for (const std::string& line :
-       slow_attention_paths(config, vocabulary, source.make_batch(rows))) {
+  for (const std::string& line : slow_attention_paths(config, inputs, source.make_batch(rows))) {
     log_warning("attention: {}", line);
   }
   if (start.before) {
@@ -261,8 +267,12 @@ Outcome run_logged(const configs::Config& config, const RunPaths& paths, bool fr
         const std::string problem = note_slow_rank(paths.history(), id, {unix_seconds(), slow});
         if (!problem.empty()) log_warning("{}", problem);
       });
-  const Corpus corpus(config.data().corpus());
+  Corpus corpus(config.data().corpus());
   check_same_corpus(world.group(), corpus);
+  if (const configs::Stage& stage = config.data().stage(); !stage.folder().empty()) {
+    corpus.stage(staging_folder(stage.folder()),
+                 static_cast<std::int64_t>(static_cast<double>(stage.max_gb()) * 1e9));
+  }
   OpenedRun run = open_run(paths, config.train().seed(), fresh, world, log);
 
   const std::unique_ptr<Task> task = make_task(config);
@@ -307,7 +317,7 @@ Outcome run_logged(const configs::Config& config, const RunPaths& paths, bool fr
              : mesh.tensor().size() > 1 ? "all of its part of the model"
                                         : "all of it");
     log_info("memory before the first step: {}", memory_report(device));
-    warn_at_start(config, *task, corpus, *model, inputs.vocabulary, *source, start, group);
+    warn_at_start(config, *task, corpus, *model, inputs, *source, start, group);
     for (const std::string& warning :
          {of_idle_ranks, warning_of_nodes(config, hosts_of_data_axis(host_of_rank, config)),
           warning_of_replicas(config, host_of_rank)}) {

@@ -27,26 +27,30 @@ Trainer::Trainer(TrainerParts parts)
 Outcome Trainer::run(TrainState& state) {
   const configs::Config& config = parts_.config;
   RunCheckpoints& checkpoints = parts_.checkpoints;
-  if (any_asks_to_stop()) return end(state, true, "");
+  if (any_asks_to_stop()) return end(state, parts_.stop.why(), "");
   const bool made_up_for = state.evaluation_due;
-  if (made_up_for && !evaluate(state)) return end(state, true, "");
+  if (made_up_for && !evaluate(state)) return end(state, parts_.stop.why(), "");
   if (state.step >= config.train().steps()) {
     const std::string divergence = find_divergence(state, false);
     const bool save = made_up_for && checkpoints.saves() && divergence.empty();
     if (save && !ranks_agree(state)) return Outcome::kRestore;
     if (save) begin_save(state);
-    return end(state, false, divergence);
+    return end(state, "", divergence);
   }
   for (bool save_due = false;;) {
     parts_.activity.enter(Phase::kStep, state.step + 1);
     const StepResult result = step(state);
     if (result.abandoned) {
+      const std::optional<Error> unread = any_unread();
       const std::string divergence = find_divergence(state, true);
       const bool save = divergence.empty() && checkpoints.saves() && state.step > 0 &&
                         checkpoints.newest_begun() != state.step;
       if (save && !ranks_agree(state)) return Outcome::kRestore;
       if (save) begin_save(state);
-      return end(state, true, divergence);
+      const Outcome outcome =
+          end(state, unread ? "a batch cannot be read" : parts_.stop.why(), divergence);
+      if (unread) throw *unread;
+      return outcome;
     }
     checkpoints.require_folder();
     parts_.reporter.step(result.report, result.tokens);
@@ -73,11 +77,13 @@ Outcome Trainer::run(TrainState& state) {
       save_due = false;
     }
     note_needed_seconds(result.report.step_ms);
-    if (last || stop) return end(state, stop, divergence);
+    if (last || stop) return end(state, stop ? parts_.stop.why() : "", divergence);
   }
 }
 
-Outcome Trainer::end(const TrainState& state, bool stop, const std::string& divergence) {
+Outcome Trainer::end(const TrainState& state, const std::string& stopped_by,
+                     const std::string& divergence) {
+  const bool stop = !stopped_by.empty();
   if (divergence.empty()) parts_.checkpoints.confirm();
   parts_.checkpoints.finish();
   if (!stop && !divergence.empty()) {
@@ -87,11 +93,10 @@ Outcome Trainer::end(const TrainState& state, bool stop, const std::string& dive
   if (!stop) return Outcome::kDone;
   if (divergence.empty()) {
     const bool saved = parts_.checkpoints.newest() == state.step;
-    log_info("{}: {} step {}", parts_.stop.why(), saved ? "saved at" : "not saved, still at",
-             state.step);
+    log_info("{}: {} step {}", stopped_by, saved ? "saved at" : "not saved, still at", state.step);
   } else if (parts_.world.rank() == 0) {
-    log_warning("{} at step {}: not saved, because {}. {}", parts_.stop.why(), state.step,
-                divergence, cure());
+    log_warning("{} at step {}: not saved, because {}. {}", stopped_by, state.step, divergence,
+                cure());
   }
   return Outcome::kRequeue;
 }
@@ -100,15 +105,21 @@ Trainer::StepResult Trainer::step(TrainState& state) {
   clock_.begin();
   const configs::Train& train = parts_.config.train();
   const double waited_ms = parts_.feed.waited_ms();
-  std::optional<Batch> next = parts_.feed.next();
+  std::optional<Batch> next;
+  try {
+    next = parts_.feed.next();
+  } catch (const Error& error) {
+    unread_ = error;  // the ranks give up this step together and save the one before
+  }
   // Ranks that communicate in a pass compute with batches of one step, or all with the one before.
   const bool has_batch = parts_.pass_group == nullptr
                              ? next.has_value()
                              : !any_rank(*parts_.pass_group, !next.has_value(), "missing batches");
   if (has_batch) batch_ = train.cuda_graph() ? static_batch_.hold(*next) : std::move(next);
   clock_.has_batch();
-  const GradientSums sums = sum_gradients(state.step + 1, state.loss_scale,
-                                          [&] { return !has_batch || parts_.stop.pressing(); });
+  const GradientSums sums = sum_gradients(state.step + 1, state.loss_scale, [&] {
+    return !has_batch || unread_ || parts_.stop.pressing();
+  });
   StepResult result;
   result.abandoned = sums.abandoned;
   if (result.abandoned) return result;
@@ -214,6 +225,16 @@ std::string Trainer::find_divergence(const TrainState& state, bool stop) {
   if (sums.finite() || scale_overflows(sums, state.loss_scale)) return "";
   return fmt::format("its parameters give values that are not finite: {}",
                      sums.describe_non_finite());
+}
+
+std::optional<Error> Trainer::any_unread() {
+  const std::vector<std::string> reasons = parts_.world.all_gather_bytes(
+      unread_ ? std::string(1, static_cast<char>(unread_->code())) + unread_->what() : "",
+      "batches that cannot be read");
+  for (const std::string& reason : reasons) {
+    if (!reason.empty()) return Error(static_cast<ExitCode>(reason.front()), reason.substr(1));
+  }
+  return std::nullopt;
 }
 
 std::string Trainer::cure() const { return cure_of_divergence(parts_.checkpoints.newest()); }

@@ -100,6 +100,7 @@ class ConsistencyCheck {
                    "sinusoidal positions need an even number of channels, not {}",
                    model.channels());
     }
+    check_embedding();
     check_attentions(model.attention(), "model.attention", is_causal(config_.task()));
     if (!model.has_encoder()) return;
     if (!config_.task().has_translation()) {
@@ -109,6 +110,22 @@ class ConsistencyCheck {
     check_attentions(model.encoder().attention(), "model.encoder.attention", /*causal=*/false);
     check_attentions(model.encoder().cross_attention(), "model.encoder.cross_attention",
                      /*causal=*/false);
+  }
+
+  void check_embedding() const {
+    const auto& model = config_.model();
+    if (model.positions() == configs::Model::image_axes && !config_.task().has_pixel_model()) {
+      config_error(places_, "model.positions",
+                   "image_axes are positions of the values of an image, which only "
+                   "task.pixel_model reads; choose learned");
+    }
+    if (!config_.task().has_image_classification()) return;
+    const char* const of_tokens =
+        "is for embeddings of tokens, and task.image_classification reads patches; leave it out";
+    if (model.embedding_channels() > 0) {
+      config_error(places_, "model.embedding_channels", "{}", of_tokens);
+    }
+    if (model.scale_embeddings()) config_error(places_, "model.scale_embeddings", "{}", of_tokens);
   }
 
   void check_attentions(const google::protobuf::RepeatedPtrField<configs::Attention>& attentions,
@@ -412,6 +429,10 @@ bool is_causal(const configs::Task& task) {
   const Message* message = chosen(task);
   return message != nullptr &&
          message->GetDescriptor()->options().GetExtension(configs::causal_task);
+}
+
+bool reads_images(const configs::Task& task) {
+  return task.has_pixel_model() || task.has_image_classification();
 }
 
 int class_count(const configs::Task& task) {

@@ -55,6 +55,8 @@ void check_consistency(const configs::Config& config, const SourceLocations& pla
 
 // True if tokens see only earlier tokens, in the stack that predicts.
 bool is_causal(const configs::Task& task);
+// Whether the samples of the task are images.
+bool reads_images(const configs::Task& task);
 // Number of classes that the task predicts; 0 if none.
 int class_count(const configs::Task& task);
 

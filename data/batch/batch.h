@@ -9,6 +9,8 @@
 //
 // Classifiers have inputs_BT, padded with 0, lengths_B (int64, tokens of each sequence, at least 1)
 // and, except to classify, labels_B (int64).
+//
+// Models of images have images (u8 [B, rows, columns, channels]) and, to classify them, labels_B.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -47,6 +49,7 @@ inline constexpr std::string_view kSegments = "segments";
 inline constexpr std::string_view kPositions = "positions";
 inline constexpr std::string_view kLengths = "lengths";
 inline constexpr std::string_view kLabels = "labels";
+inline constexpr std::string_view kImages = "images";
 }  // namespace field
 
 }  // namespace birkhoff

@@ -127,7 +127,17 @@ std::filesystem::path Corpus::tokenizer_file() const {
   return file.empty() ? std::filesystem::path() : folder_ / file;
 }
 
+void Corpus::stage(const std::filesystem::path& folder, std::int64_t max_bytes) {
+  staged_ = std::make_shared<const StagedShards>(folder_, manifest_, folder, max_bytes);
+}
+
 std::unique_ptr<Tokenizer> Corpus::tokenizer() const {
+  if (!has_tokenizer()) {
+    fail(ExitCode::kData,
+         "{}: the corpus has no tokenizer, because it holds records and no text; name a corpus of "
+         "text",
+         folder_.string());
+  }
   check_tokenizer_file();  // again: the file may have changed since
   const auto& entry = manifest_.tokenizer();
   return load_tokenizer(entry.kind(), tokenizer_file(), entry.vocabulary());

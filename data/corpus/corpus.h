@@ -1,5 +1,5 @@
-// A corpus folder made by `birkhoff prepare`: its manifest, validated, and its tokenizer. See
-// docs/corpus_format.md.
+// A corpus folder made by `birkhoff prepare`: its manifest, validated, and its tokenizer, which a
+// corpus without streams lacks. See docs/corpus_format.md.
 #pragma once
 
 #include <cstdint>
@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "configs/schema/corpus_manifest.pb.h"
+#include "data/corpus/staged_shards.h"
 #include "data/tokenizers/tokenizer.h"
 
 namespace birkhoff {
@@ -23,6 +24,8 @@ class Corpus {
 
   const std::filesystem::path& folder() const { return folder_; }
   const configs::CorpusManifest& manifest() const { return manifest_; }
+  bool has_tokenizer() const { return manifest_.has_tokenizer(); }
+  // The number of token ids; 0 without a tokenizer.
   std::int64_t vocabulary() const { return manifest_.tokenizer().vocabulary(); }
   // The split, or a stream or record of a split. If there is none, Error(kData) names the existing
   // ones.
@@ -32,8 +35,14 @@ class Corpus {
   const configs::CorpusManifest::Record& record(std::string_view split,
                                                 std::string_view name) const;
   bool has_split(std::string_view name) const;
+  // From now on, readers of the corpus use copies of its shards on this node's disk, as these are
+  // made (staged_shards.h). Error(kStorage) if the folder cannot be used.
+  void stage(const std::filesystem::path& folder, std::int64_t max_bytes);
+  // Null: not staged.
+  const std::shared_ptr<const StagedShards>& staged() const { return staged_; }
+  // Error(kData) if the corpus has none.
   std::unique_ptr<Tokenizer> tokenizer() const;
-  // The vocabulary or model file of the tokenizer; an empty path for bytes.
+  // The vocabulary or model file of the tokenizer; an empty path for bytes, and without one.
   std::filesystem::path tokenizer_file() const;
 
  private:
@@ -41,6 +50,7 @@ class Corpus {
 
   std::filesystem::path folder_;
   configs::CorpusManifest manifest_;
+  std::shared_ptr<const StagedShards> staged_;
 };
 
 }  // namespace birkhoff

@@ -120,7 +120,14 @@ void check_shard(const CorpusManifest::Shard& shard, std::int64_t row_bytes, boo
                 shard.documents());
   checker.check(shard.values_bytes() <= shard.bytes() && shard.documents_bytes() <= shard.bytes(),
                 "more bytes of values or documents than the {} of the file", shard.bytes());
-  const std::int64_t pages = num_pages(shard.values_bytes()) + num_pages(shard.documents_bytes());
+  const std::int64_t page_bytes = shard_format::page_bytes(shard);
+  checker.check(page_bytes >= shard_format::kMinPageBytes &&
+                    page_bytes <= shard_format::kMaxPageBytes &&
+                    (page_bytes & (page_bytes - 1)) == 0,
+                "page_bytes is {}, not a power of two from {} to {}", page_bytes,
+                shard_format::kMinPageBytes, shard_format::kMaxPageBytes);
+  const std::int64_t pages =
+      num_pages(shard.values_bytes(), page_bytes) + num_pages(shard.documents_bytes(), page_bytes);
   checker.check(shard.page_crcs_bytes() == 4 * pages, "page_crcs_bytes is {} for {} pages",
                 shard.page_crcs_bytes(), pages);
   checker.check(shard.has_page_crcs_crc(), "page_crcs_crc is missing");
@@ -172,6 +179,14 @@ void check_tokenizer(const CorpusManifest::Tokenizer& tokenizer, Checker& checke
     checker.check_new_file(tokenizer.file());
     checker.check(is_hash(tokenizer.hash()), "hash is not 32 hexadecimal digits");
   }
+}
+
+// Token ids, and the text that they do not represent, mean nothing without their tokenizer. A
+// corpus of records alone, such as images, has none.
+bool needs_tokenizer(const CorpusManifest& manifest) {
+  return std::any_of(manifest.split().begin(), manifest.split().end(), [](const auto& split) {
+    return split.stream_size() > 0 || split.has_unknown_text();
+  });
 }
 
 void check_class_names(const CorpusManifest::Record& record, Checker& checker) {
@@ -285,7 +300,8 @@ configs::CorpusManifest parse_corpus_manifest(const std::string& json, const std
   checker.check(manifest.version() == shard_format::kManifestVersion,
                 "version is {}; this program reads {}", manifest.version(),
                 shard_format::kManifestVersion);
-  checker.inside("tokenizer", [&] { check_tokenizer(manifest.tokenizer(), checker); });
+  if (manifest.has_tokenizer() || needs_tokenizer(manifest))
+    checker.inside("tokenizer", [&] { check_tokenizer(manifest.tokenizer(), checker); });
   checker.check(manifest.split_size() > 0, "there is no split");
   std::set<std::string> names;
   for (int i = 0; i < manifest.split_size(); ++i) {
@@ -310,9 +326,11 @@ std::string manifest_json(configs::CorpusManifest manifest) {
 std::string manifest_fingerprint(const configs::CorpusManifest& manifest) {
   std::string text;
   const auto& tokenizer = manifest.tokenizer();
-  text += fmt::format("tokenizer {} {} {} {}\n", tokenizer.kind(), tokenizer.vocabulary(),
-                      tokenizer.has_end_of_document() ? tokenizer.end_of_document() : -1,
-                      tokenizer.hash());
+  if (manifest.has_tokenizer()) {
+    text += fmt::format("tokenizer {} {} {} {}\n", tokenizer.kind(), tokenizer.vocabulary(),
+                        tokenizer.has_end_of_document() ? tokenizer.end_of_document() : -1,
+                        tokenizer.hash());
+  }
   const auto list = [&text](const auto& shards) {
     for (const auto& shard : shards) text += fmt::format("{} {}\n", shard.file(), shard.hash());
   };

@@ -1,6 +1,7 @@
 // Constants of the shard format, shared by reader and writer. See docs/corpus_format.md.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 
 #include "cluster/base/error.h"
@@ -17,13 +18,28 @@ inline constexpr char kRecordValues[] = "values";  // of a record
 inline constexpr char kDocumentEnds[] = "document_ends";
 inline constexpr char kPageCrcs[] = "page_crcs";
 
-// Values and document ends are checked page by page. A page is small enough that reading its first
-// row costs little more than the row, and large enough that the table is 1/16384 of the data.
-inline constexpr std::int64_t kPageBytes = 64 << 10;
+// Values and document ends are checked page by page. Samples of a stream lie side by side, so a
+// page is read for many of them, and the table is 1/16384 of the data. Rows of a record are read in
+// random order: at first a row costs at most a page more at each end, and the table is 1/1024 of
+// the data.
+inline constexpr std::int64_t kStreamPageBytes = 64 << 10, kRecordPageBytes = 4 << 10;
+// Limits of the manifest's page_bytes, which is a power of two.
+inline constexpr std::int64_t kMinPageBytes = 4 << 10, kMaxPageBytes = 1 << 20;
+
+// Shards from before pages had a size in the manifest have those of a stream.
+inline std::int64_t page_bytes(const configs::CorpusManifest::Shard& shard) {
+  return shard.has_page_bytes() ? shard.page_bytes() : kStreamPageBytes;
+}
 
 // Valid for any number of bytes up to 2^63 - 1.
-constexpr std::int64_t num_pages(std::int64_t bytes) {
-  return bytes / kPageBytes + (bytes % kPageBytes > 0 ? 1 : 0);
+constexpr std::int64_t num_pages(std::int64_t bytes, std::int64_t page_bytes) {
+  return bytes / page_bytes + (bytes % page_bytes > 0 ? 1 : 0);
+}
+
+// The type of token ids below `vocabulary`: the smallest that holds them.
+inline configs::CorpusManifest::Dtype id_dtype(std::int64_t vocabulary) {
+  if (vocabulary <= 1 << 8) return configs::CorpusManifest::u8;
+  return vocabulary <= 1 << 16 ? configs::CorpusManifest::u16 : configs::CorpusManifest::i32;
 }
 
 inline std::int64_t dtype_bytes(configs::CorpusManifest::Dtype dtype) {
@@ -46,6 +62,13 @@ std::int64_t row_bytes(const Array& entry) {
   std::int64_t bytes = dtype_bytes(entry.dtype());
   for (const std::int64_t size : entry.shape()) bytes *= size;
   return bytes;
+}
+
+// Rows in a shard of a record of large rows, such as images: 64 MiB. A writer keeps a shard in
+// memory, and a reader reads its page table, 64 KiB, when it opens the shard. Readers keep 256
+// shards open, 16 GiB.
+inline std::int64_t shard_rows(const configs::CorpusManifest::Record& entry) {
+  return std::max<std::int64_t>(1, (64 << 20) / row_bytes(entry));
 }
 
 }  // namespace birkhoff::shard_format

@@ -13,11 +13,12 @@
 namespace birkhoff {
 namespace {
 
-using shard_format::kPageBytes;
-using shard_format::num_pages;
-
 // Below the usual limit of 1024 open files, which other parts of the process share.
 constexpr std::int64_t kMaxOpenShards = 256;
+
+// Longer reads are checked in parts of this size, whole pages of any size, so that memory stays
+// small.
+constexpr std::int64_t kPartBytes = shard_format::kMaxPageBytes;
 
 // Returns the largest id; a negative id counts as a large one.
 template <typename Id>
@@ -53,19 +54,33 @@ std::uint64_t widen(const std::vector<char>& bytes, std::int64_t count, std::int
 
 ShardReader::ShardReader(std::string path, const configs::CorpusManifest::Shard& shard,
                          std::int64_t element_bytes, const char* values, std::int64_t begin,
-                         std::int64_t first_document)
+                         std::int64_t first_document, std::shared_ptr<const StagedShards> staged)
     : path_(std::move(path)),
       shard_(shard),
       element_bytes_(element_bytes),
+      page_bytes_(shard_format::page_bytes(shard)),
       begin_(begin),
       first_document_(first_document),
       values_{values, shard.values_offset(), shard.values_bytes(), 0},
       documents_{shard_format::kDocumentEnds, shard.documents_offset(), shard.documents_bytes(),
-                 num_pages(shard.values_bytes())} {}
+                 shard_format::num_pages(shard.values_bytes(), page_bytes_)},
+      staged_(std::move(staged)) {}
 
-void ShardReader::open() {
-  if (file_) return;
-  File file = File::open_for_read(path_, ExitCode::kData);
+File ShardReader::open_file() const {
+  if (const std::string copy = staged_ ? staged_->copy_of(shard_.file()) : ""; !copy.empty()) {
+    try {
+      File file = File::open_for_read(copy);
+      if (file.size() == shard_.bytes()) return file;
+    } catch (const Error&) {  // removed by a user or the system
+    }
+  }
+  return File::open_for_read(path_, ExitCode::kData);
+}
+
+std::shared_ptr<const File> ShardReader::opened() {
+  const std::lock_guard lock(mutex_);
+  if (file_) return file_;
+  File file = open_file();
   if (file.size() != shard_.bytes()) {
     fail(ExitCode::kData,
          "{}: the file has {} bytes, the manifest says {}; prepare the corpus again", path_,
@@ -79,38 +94,67 @@ void ShardReader::open() {
            "{}: the page table at byte {} is damaged; prepare the corpus again or restore the file",
            path_, shard_.page_crcs_offset());
     }
+    checked_ = std::make_unique<std::atomic<bool>[]>(table.size());
     page_crcs_ = std::move(table);
-    checked_.resize(page_crcs_.size());
   }
-  file_ = std::move(file);
+  file_ = std::make_shared<const File>(std::move(file));
+  return file_;
 }
 
-void ShardReader::close() { file_.reset(); }
+void ShardReader::close() {
+  const std::lock_guard lock(mutex_);
+  file_.reset();
+}
 
-void ShardReader::check_page(const Region& region, std::int64_t page) {
+void ShardReader::check_page(const File& file, const Region& region, std::int64_t page,
+                             const char* bytes) {
+  const std::int64_t from = page * page_bytes_;
   const auto slot = static_cast<std::size_t>(region.first_page + page);
-  if (checked_[slot]) return;
-  const std::int64_t from = page * kPageBytes;
-  std::vector<char> bytes(static_cast<std::size_t>(std::min(kPageBytes, region.bytes - from)));
-  file_->pread_exact(bytes.data(), bytes.size(), region.offset + from);
-  if (crc32c(bytes.data(), bytes.size()) != page_crcs_[slot]) {
+  const auto size = static_cast<std::size_t>(std::min(page_bytes_, region.bytes - from));
+  if (crc32c(bytes, size) != page_crcs_[slot]) {
     fail(ExitCode::kData,
-         "{}: page {} of /{} (64 KiB at byte {}) is damaged; prepare the corpus again or restore "
+         "{}: page {} of /{} ({} KiB at byte {}) is damaged; prepare the corpus again or restore "
          "the file",
-         path_, page, region.name, region.offset + from);
+         file.path(), page, region.name, page_bytes_ >> 10, region.offset + from);
   }
-  checked_[slot] = true;
+  checked_[slot].store(true, std::memory_order_relaxed);
+}
+
+void ShardReader::read_part(const File& file, const Region& region, std::int64_t from,
+                            std::int64_t bytes, char* out) {
+  const std::int64_t first = from / page_bytes_, last = (from + bytes - 1) / page_bytes_;
+  const std::atomic<bool>* of_region = checked_.get() + region.first_page;
+  // Nothing but the flag passes between threads, so its order does not matter.
+  if (std::all_of(of_region + first, of_region + last + 1, [](const std::atomic<bool>& checked) {
+        return checked.load(std::memory_order_relaxed);
+      })) {
+    file.pread_exact(out, static_cast<std::size_t>(bytes), region.offset + from);
+    return;
+  }
+  // One read of whole pages, into the caller's memory if it is for whole pages.
+  const std::int64_t begin = first * page_bytes_;
+  const std::int64_t end = std::min((last + 1) * page_bytes_, region.bytes);
+  const bool is_whole = begin == from && end == from + bytes;
+  thread_local std::vector<char> memory;
+  if (!is_whole) memory.resize(static_cast<std::size_t>(end - begin));
+  char* const pages = is_whole ? out : memory.data();
+  file.pread_exact(pages, static_cast<std::size_t>(end - begin), region.offset + begin);
+  for (std::int64_t page = first; page <= last; ++page)
+    check_page(file, region, page, pages + (page * page_bytes_ - begin));
+  if (!is_whole) std::memcpy(out, pages + (from - begin), static_cast<std::size_t>(bytes));
 }
 
 void ShardReader::read_region(const Region& region, std::int64_t from, std::int64_t bytes,
                               char* out) {
   require(0 <= from && 0 < bytes && bytes <= region.bytes && from <= region.bytes - bytes,
           "bytes outside a shard");
-  open();
-  for (std::int64_t page = from / kPageBytes; page <= (from + bytes - 1) / kPageBytes; ++page) {
-    check_page(region, page);
+  const std::shared_ptr<const File> file = opened();
+  for (const std::int64_t end = from + bytes; from < end;) {
+    const std::int64_t part = std::min(end, (from / kPartBytes + 1) * kPartBytes) - from;
+    read_part(*file, region, from, part, out);
+    from += part;
+    out += part;
   }
-  file_->pread_exact(out, static_cast<std::size_t>(bytes), region.offset + from);
 }
 
 void ShardReader::read_bytes(std::int64_t from, std::int64_t count, char* out) {
@@ -118,15 +162,16 @@ void ShardReader::read_bytes(std::int64_t from, std::int64_t count, char* out) {
 }
 
 std::uint64_t ShardReader::read(std::int64_t from, std::int64_t count, std::int64_t* out) {
-  buffer_.resize(static_cast<std::size_t>(count * element_bytes_));
-  read_bytes(from, count, buffer_.data());
+  thread_local std::vector<char> ids;
+  ids.resize(static_cast<std::size_t>(count * element_bytes_));
+  read_bytes(from, count, ids.data());
   switch (element_bytes_) {
     case 1:
-      return widen<std::uint8_t>(buffer_, count, out);
+      return widen<std::uint8_t>(ids, count, out);
     case 2:
-      return widen<std::uint16_t>(buffer_, count, out);
+      return widen<std::uint16_t>(ids, count, out);
     default:
-      return widen<std::int32_t>(buffer_, count, out);
+      return widen<std::int32_t>(ids, count, out);
   }
 }
 
@@ -151,13 +196,14 @@ void ShardReader::append_document_ends(std::int64_t from, std::int64_t to,
 
 template <typename Array>
 ShardSequence::ShardSequence(const Corpus& corpus, const Array& array, const char* values)
-    : element_bytes_(shard_format::row_bytes(array)) {
+    : element_bytes_(shard_format::row_bytes(array)), staged_(corpus.staged()) {
   for (const auto& shard : array.shard()) {
     shards_.emplace_back((corpus.folder() / shard.file()).string(), shard, element_bytes_, values,
-                         elements_, documents_);
+                         elements_, documents_, staged_);
     elements_ += shard.elements();
     documents_ += shard.documents();
   }
+  is_open_.resize(shards_.size());
 }
 
 ShardSequence::ShardSequence(const Corpus& corpus, const configs::CorpusManifest::Stream& stream)
@@ -176,10 +222,18 @@ std::size_t ShardSequence::shard_of_document(std::int64_t document) const {
   return static_cast<std::size_t>(next - shards_.begin()) - 1;
 }
 
-ShardReader& ShardSequence::opened(std::size_t shard) {
-  if (!shards_[shard].is_open() && ++num_open_ > kMaxOpenShards) {
+ShardReader& ShardSequence::for_reading(std::size_t shard) {
+  const std::int64_t copies = staged_ ? staged_->num_copies() : 0;
+  const std::lock_guard lock(mutex_);
+  if (copies > num_copies_ || (!is_open_[shard] && num_open_ == kMaxOpenShards)) {
     for (ShardReader& open : shards_) open.close();
-    num_open_ = 1;
+    std::fill(is_open_.begin(), is_open_.end(), false);
+    num_open_ = 0;
+    num_copies_ = std::max(num_copies_, copies);
+  }
+  if (!is_open_[shard]) {
+    is_open_[shard] = true;
+    ++num_open_;
   }
   return shards_[shard];
 }
@@ -196,7 +250,7 @@ template <typename Read>
 void ShardSequence::for_each_part(std::int64_t from, std::int64_t count, const Read& read) {
   require(from >= 0 && count >= 0 && from <= elements_ - count, "elements outside the shards");
   for (const std::int64_t end = from + count; from < end;) {
-    ShardReader& shard = opened(shard_of(from));
+    ShardReader& shard = for_reading(shard_of(from));
     const std::int64_t part = std::min(end, shard.end()) - from;
     read(shard, from, part);
     from += part;
@@ -223,12 +277,12 @@ std::vector<std::int64_t> ShardSequence::document_ends(std::int64_t from, std::i
   // e - 1.
   const std::size_t last = shard_of(std::min(to, elements_) - 1);
   for (std::size_t shard = shard_of(from); shard <= last; ++shard)
-    opened(shard).append_document_ends(from, to, ends);
+    for_reading(shard).append_document_ends(from, to, ends);
   return ends;
 }
 
 std::uint64_t ShardSequence::document_end(std::int64_t document) {
-  return opened(shard_of_document(document)).document_end(document);
+  return for_reading(shard_of_document(document)).document_end(document);
 }
 
 StreamReader::StreamReader(const Corpus& corpus, const std::string& split,

@@ -1,10 +1,15 @@
 // Readers of streams' elements and records' rows by byte offset, with pread instead of the HDF5
-// library. Each 64 KiB page is checked against its CRC32C the first time it is read. One thread at
-// a time.
+// library. Each page is checked against its CRC32C the first time it is read: a read takes the
+// pages that hold its bytes, at most one page more at each end. A shard's page table is read as a
+// whole when the shard is first opened: it has a checksum of its own, and is 1/1024 of a record and
+// 1/16384 of a stream. Several threads may read at once.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
-#include <optional>
+#include <deque>
+#include <memory>
+#include <mutex>
 #include <string>
 #include <utility>
 #include <vector>
@@ -20,10 +25,10 @@ class ShardReader {
  public:
   // element_bytes: of an element of a stream or a row of a record. values: the name of their data
   // set, for messages. begin, first_document: the shard's first element, and the first document
-  // that ends in it, within the stream or record.
+  // that ends in it, within the stream or record. staged: copies to read instead; may be null.
   ShardReader(std::string path, const configs::CorpusManifest::Shard& shard,
               std::int64_t element_bytes, const char* values, std::int64_t begin,
-              std::int64_t first_document);
+              std::int64_t first_document, std::shared_ptr<const StagedShards> staged);
 
   std::int64_t begin() const { return begin_; }
   std::int64_t end() const { return begin_ + shard_.elements(); }
@@ -37,29 +42,35 @@ class ShardReader {
   void append_document_ends(std::int64_t from, std::int64_t to, std::vector<std::int64_t>& out);
   // The end of a document that ends in this shard, by its number in the stream. Not validated.
   std::uint64_t document_end(std::int64_t document);
-  // Closes the file; the next read opens it again. Checked pages stay checked.
+  // Closes the file, once no read uses it; the next read opens it again. Checked pages stay
+  // checked.
   void close();
   const std::string& path() const { return path_; }
-  bool is_open() const { return file_.has_value(); }
 
  private:
   struct Region {
     const char* name;
     std::int64_t offset, bytes, first_page;
   };
-  void open();
+  // Opens the copy of the shard, if it has one that can be used.
+  File open_file() const;
+  // The file, opened if it is not. After that the page table does not change.
+  std::shared_ptr<const File> opened();
   void read_region(const Region& region, std::int64_t from, std::int64_t bytes, char* out);
-  void check_page(const Region& region, std::int64_t page);
+  void read_part(const File& file, const Region& region, std::int64_t from, std::int64_t bytes,
+                 char* out);
+  void check_page(const File& file, const Region& region, std::int64_t page, const char* bytes);
 
   std::string path_;
   configs::CorpusManifest::Shard shard_;
-  std::int64_t element_bytes_;
+  std::int64_t element_bytes_, page_bytes_;
   std::int64_t begin_, first_document_;
   Region values_, documents_;
-  std::optional<File> file_;
+  std::shared_ptr<const StagedShards> staged_;
+  std::mutex mutex_;                      // guards the next two
+  std::shared_ptr<const File> file_;      // null: closed
   std::vector<std::uint32_t> page_crcs_;  // empty until the first open
-  std::vector<bool> checked_;
-  std::vector<char> buffer_;
+  std::unique_ptr<std::atomic<bool>[]> checked_;
 };
 
 // All shards of a stream or record of the corpus, one after another. The elements of a record, of
@@ -93,13 +104,16 @@ class ShardSequence {
   std::size_t shard_of(std::int64_t element) const;
   std::size_t shard_of_document(std::int64_t document) const;
   // The shard, which the caller then reads. Closes the open shards if this one would be one too
-  // many.
-  ShardReader& opened(std::size_t shard);
+  // many, or if there are new copies to open.
+  ShardReader& for_reading(std::size_t shard);
 
-  std::vector<ShardReader> shards_;
+  std::deque<ShardReader> shards_;
   std::int64_t element_bytes_;
   std::int64_t elements_ = 0, documents_ = 0;
-  std::int64_t num_open_ = 0;
+  std::shared_ptr<const StagedShards> staged_;
+  std::mutex mutex_;  // guards the rest
+  std::vector<bool> is_open_;
+  std::int64_t num_open_ = 0, num_copies_ = 0;
 };
 
 // A whole stream of token ids.

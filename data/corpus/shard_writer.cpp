@@ -27,7 +27,7 @@ StreamWriter::StreamWriter(std::string folder, std::string split, std::string st
       split_(std::move(split)),
       shard_tokens_(shard_tokens),
       element_bytes_(shard_format::dtype_bytes(dtype)) {
-  require(dtype == CorpusManifest::u16 || dtype == CorpusManifest::i32, "dtype of token ids");
+  require(dtype != CorpusManifest::f32, "dtype of token ids");
   entry_.set_name(std::move(stream));
   entry_.set_dtype(dtype);
   entry_.set_elements(0);
@@ -43,11 +43,10 @@ void StreamWriter::append(const std::vector<std::int32_t>& ids) {
     const std::int64_t count = std::min(total - done, shard_tokens_ - buffered());
     const std::size_t at = values_.size();
     values_.resize(at + static_cast<std::size_t>(count * element_bytes_));
-    if (element_bytes_ == 2) {
-      narrow_into<std::uint16_t>(ids.data() + done, count, values_.data() + at);
-    } else {
-      narrow_into<std::int32_t>(ids.data() + done, count, values_.data() + at);
-    }
+    const std::int32_t* from = ids.data() + done;
+    if (element_bytes_ == 1) narrow_into<std::uint8_t>(from, count, values_.data() + at);
+    if (element_bytes_ == 2) narrow_into<std::uint16_t>(from, count, values_.data() + at);
+    if (element_bytes_ == 4) narrow_into<std::int32_t>(from, count, values_.data() + at);
     done += count;
   }
 }

@@ -13,6 +13,7 @@
 #include "cluster/base/files/file.h"
 #include "cluster/base/files/sandboxed_child.h"
 #include "cluster/base/text/plural.h"
+#include "configs/loader/message_text.h"
 #include "data/corpus/hdf5.h"
 #include "data/corpus/shard_file.h"
 #include "data/corpus/shard_format.h"
@@ -21,7 +22,6 @@ namespace birkhoff {
 namespace {
 
 using configs::CorpusManifest;
-using shard_format::kPageBytes;
 
 // The exclusive upper bound of a stream's or record's values.
 struct Limit {
@@ -39,11 +39,12 @@ class ArrayVerifier {
   void verify(const std::string& path, const CorpusManifest::Shard& shard) {
     const File file = File::open_for_read(path, ExitCode::kData);
     const std::vector<std::uint32_t> crcs = read_page_crcs(file, shard);
+    const std::int64_t page_bytes = shard_format::page_bytes(shard);
     auto crc = crcs.begin();
-    for_each_page(file, shard.values_offset(), shard.values_bytes(), crc, values_,
+    for_each_page(file, page_bytes, shard.values_offset(), shard.values_bytes(), crc, values_,
                   [&](const std::vector<char>& page) { check_values(path, page); });
     const std::int64_t end_of_shard = end_ + shard.elements();
-    for_each_page(file, shard.documents_offset(), shard.documents_bytes(), crc,
+    for_each_page(file, page_bytes, shard.documents_offset(), shard.documents_bytes(), crc,
                   shard_format::kDocumentEnds,
                   [&](const std::vector<char>& page) { check_ends(path, page, end_of_shard); });
     end_ = end_of_shard;
@@ -84,18 +85,18 @@ class ArrayVerifier {
   }
 
   template <typename Visit>
-  static void for_each_page(const File& file, std::int64_t offset, std::int64_t bytes,
-                            std::vector<std::uint32_t>::const_iterator& crc, const char* what,
-                            Visit visit) {
+  static void for_each_page(const File& file, std::int64_t page_bytes, std::int64_t offset,
+                            std::int64_t bytes, std::vector<std::uint32_t>::const_iterator& crc,
+                            const char* what, Visit visit) {
     std::vector<char> page;
-    for (std::int64_t at = 0; at < bytes; at += kPageBytes) {
-      page.resize(static_cast<std::size_t>(std::min(kPageBytes, bytes - at)));
+    for (std::int64_t at = 0; at < bytes; at += page_bytes) {
+      page.resize(static_cast<std::size_t>(std::min(page_bytes, bytes - at)));
       file.pread_exact(page.data(), page.size(), offset + at);
       if (crc32c(page.data(), page.size()) != *crc++) {
         fail(ExitCode::kData,
-             "{}: page {} of /{} (64 KiB at byte {}) differs from its checksum; prepare the corpus "
+             "{}: page {} of /{} ({} KiB at byte {}) differs from its checksum; prepare the corpus "
              "again or restore the file",
-             file.path(), at / kPageBytes, what, offset + at);
+             file.path(), at / page_bytes, what, page_bytes >> 10, offset + at);
       }
       visit(page);
     }
@@ -150,14 +151,10 @@ class ArrayVerifier {
   std::int64_t last_document_end_ = 0;
 };
 
-bool is_id_type(CorpusManifest::Dtype dtype) {
-  return dtype == CorpusManifest::u16 || dtype == CorpusManifest::i32;
-}
-
 void check_structure(const std::string& path, const CorpusManifest::Stream& stream,
                      const CorpusManifest::Shard& shard) {
-  if (!is_id_type(stream.dtype()) || stream.shape_size() > 0)
-    fail(ExitCode::kData, "{}: only streams of ids (u16, i32) can be verified", path);
+  if (stream.dtype() == CorpusManifest::f32 || stream.shape_size() > 0)
+    fail(ExitCode::kData, "{}: only streams of ids (u8, u16, i32) can be verified", path);
   check_hdf5(path, shard_data_sets(shard, stream));
 }
 
@@ -170,12 +167,11 @@ void check_structure(const std::string& path, const CorpusManifest::Record& reco
 std::string describe_unknown(const CorpusManifest::Tokenizer& tokenizer,
                              const CorpusManifest::Split& split) {
   const auto& counts = split.counts();
-  if (tokenizer.kind() == "bytes") return "";
+  if (split.stream_size() == 0 || tokenizer.kind() == "bytes") return "";
   if (!counts.has_unknown_tokens()) {
     return "  unknown tokens: not counted, an earlier version prepared the corpus\n";
   }
-  const double tokens =
-      split.stream_size() == 0 ? 0 : static_cast<double>(split.stream(0).elements());
+  const auto tokens = static_cast<double>(split.stream(0).elements());
   std::string text =
       fmt::format("  unknown tokens: {} ({:.3g} %), {}\n", counts.unknown_tokens(),
                   100 * static_cast<double>(counts.unknown_tokens()) / std::max(1.0, tokens),
@@ -192,9 +188,28 @@ std::string describe_record(const CorpusManifest::Record& record) {
   const std::string classes = is_label ? classes_text(record.class_name()) + ", " : "";
   const std::string shape =
       record.shape_size() == 0 ? "" : fmt::format(" x [{}]", fmt::join(record.shape(), ", "));
-  return fmt::format("  {} {}: {}{} {}{} in {}\n", is_label ? "label" : "record", record.name(),
+  const std::string resized = record.has_resized() ? ", resized: " + record.resized() : "";
+  return fmt::format("  {} {}: {}{} {}{} in {}{}\n", is_label ? "label" : "record", record.name(),
                      classes, record.rows(), CorpusManifest::Dtype_Name(record.dtype()), shape,
-                     counted(record.shard_size(), "shard"));
+                     counted(record.shard_size(), "shard"), printable(resized));
+}
+
+std::string describe_tokenizer(const Corpus& corpus) {
+  if (!corpus.has_tokenizer()) return "none: records without text";
+  const auto& tokenizer = corpus.manifest().tokenizer();
+  return fmt::format("{}, {}{}", tokenizer.kind(), counted(tokenizer.vocabulary(), "id"),
+                     tokenizer.has_end_of_document()
+                         ? fmt::format(", {} ends a document", tokenizer.end_of_document())
+                         : std::string());
+}
+
+// The sizes of a split; those of its text only if it has a stream.
+std::string describe_counts(const CorpusManifest::Split& split) {
+  const auto& counts = split.counts();
+  if (split.stream_size() == 0) return counted(counts.documents(), "row");
+  return fmt::format("{}, {}, {}, {}, {}", counted(counts.documents(), "document"),
+                     counted(counts.sentences(), "sentence"), counted(counts.words(), "word"),
+                     counted(counts.characters(), "character"), counted(counts.bytes(), "byte"));
 }
 
 }  // namespace
@@ -214,7 +229,7 @@ std::string classes_text(const google::protobuf::RepeatedPtrField<std::string>& 
 }
 
 void verify_corpus(const Corpus& corpus) {
-  corpus.tokenizer();
+  if (corpus.has_tokenizer()) corpus.tokenizer();
   const auto path_of = [&](const CorpusManifest::Shard& shard) {
     return (corpus.folder() / shard.file()).string();
   };
@@ -255,27 +270,19 @@ void verify_corpus(const Corpus& corpus) {
 
 std::string describe_corpus(const Corpus& corpus) {
   const auto& manifest = corpus.manifest();
-  const auto& tokenizer = manifest.tokenizer();
-  std::string text = fmt::format(
-      "corpus       {}\nfingerprint  {}\ntokenizer    {}, {}{}\n", corpus.folder().string(),
-      manifest.fingerprint(), tokenizer.kind(), counted(tokenizer.vocabulary(), "id"),
-      tokenizer.has_end_of_document()
-          ? fmt::format(", {} ends a document", tokenizer.end_of_document())
-          : std::string());
+  std::string text =
+      fmt::format("corpus       {}\nfingerprint  {}\ntokenizer    {}\n", corpus.folder().string(),
+                  manifest.fingerprint(), describe_tokenizer(corpus));
   for (const auto& split : manifest.split()) {
-    const auto& counts = split.counts();
-    text += fmt::format("split {:6} {}, {}, {}, {}, {}\n", split.name(),
-                        counted(counts.documents(), "document"),
-                        counted(counts.sentences(), "sentence"), counted(counts.words(), "word"),
-                        counted(counts.characters(), "character"), counted(counts.bytes(), "byte"));
+    text += fmt::format("split {:6} {}\n", split.name(), describe_counts(split));
     for (const auto& stream : split.stream()) {
-      text += fmt::format("  stream {}: {} {} in {} ({:.3f} tokens a byte)\n", stream.name(),
-                          stream.elements(), CorpusManifest::Dtype_Name(stream.dtype()),
-                          counted(stream.shard_size(), "shard"),
-                          static_cast<double>(stream.elements()) /
-                              static_cast<double>(std::max<std::int64_t>(1, counts.bytes())));
+      text += fmt::format(
+          "  stream {}: {} {} in {} ({:.3f} tokens a byte)\n", stream.name(), stream.elements(),
+          CorpusManifest::Dtype_Name(stream.dtype()), counted(stream.shard_size(), "shard"),
+          static_cast<double>(stream.elements()) /
+              static_cast<double>(std::max<std::int64_t>(1, split.counts().bytes())));
     }
-    text += describe_unknown(tokenizer, split);
+    text += describe_unknown(manifest.tokenizer(), split);
     for (const auto& record : split.record()) text += describe_record(record);
   }
   return text;

@@ -8,7 +8,7 @@
 namespace birkhoff {
 
 // Several lines: the tokenizer, and for each split its documents, tokens, bytes, words and shards,
-// and its labels.
+// its labels and its other records.
 std::string describe_corpus(const Corpus& corpus);
 
 // "2 classes (bad, good)": their number, and as many names as fit in a line.

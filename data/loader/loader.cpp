@@ -11,6 +11,8 @@
 #include <vector>
 
 #include "cluster/base/error.h"
+#include "cluster/base/logging/log.h"
+#include "cluster/base/text/plural.h"
 #include "data/batch/partition.h"
 #include "data/loader/sampler.h"
 
@@ -73,12 +75,14 @@ class TrainLoader::Impl {
         pool_(static_cast<std::size_t>(options_.prefetch) + 3),
         consumed_(consumed) {
     require(options_.global_batch >= 1 && options_.size >= 1 && options_.rank >= 0 &&
-                options_.rank < options_.size && options_.prefetch >= 1 && consumed >= 0,
+                options_.rank < options_.size && options_.prefetch >= 1 &&
+                options_.max_readers >= 1 && consumed >= 0,
             "options of the loader");
   }
 
   static void start(const std::shared_ptr<Impl>& impl) {
-    impl->thread_ = std::thread([impl] { impl->run(); });
+    const std::lock_guard lock(impl->mutex_);
+    impl->add_readers(1, impl);
   }
 
   void stop() {
@@ -86,19 +90,40 @@ class TrainLoader::Impl {
       const std::lock_guard lock(mutex_);
       stop_ = true;
     }
-    taken_.notify_one();
-    if (gave_up_) {
-      thread_.detach();
-    } else {
-      thread_.join();
+    taken_.notify_all();
+    for (std::thread& reader : readers_) {
+      if (gave_up_) {
+        reader.detach();
+      } else {
+        reader.join();
+      }
     }
   }
 
-  std::optional<Batch> next(const std::function<bool()>& gives_up) {
+  static std::optional<Batch> next(const std::shared_ptr<Impl>& impl,
+                                   const std::function<bool()>& gives_up) {
+    return impl->next_batch(gives_up, impl);
+  }
+
+ private:
+  // A batch whose rows are filled, or being filled.
+  struct Filling {
+    Batch batch;
+    std::vector<SampleSource::Row> rows;
+    std::int64_t num_taken = 0, num_filled = 0;  // rows
+    std::exception_ptr error;
+
+    std::int64_t num_rows() const { return static_cast<std::int64_t>(rows.size()); }
+    bool is_done() const { return num_filled == num_rows() || error != nullptr; }
+  };
+
+  std::optional<Batch> next_batch(const std::function<bool()>& gives_up,
+                                  const std::shared_ptr<Impl>& self) {
     std::unique_lock lock(mutex_);
+    auto more_at = std::chrono::steady_clock::now() + kPatience;
     // Polls instead of waiting to be notified: notifying would cost the reading thread more time
     // than a row does.
-    while (queue_.empty() && error_ == nullptr) {
+    while (!stopped_by_ && (queue_.empty() || !queue_.front()->is_done())) {
       lock.unlock();
       if (gives_up && gives_up()) {
         gave_up_ = true;
@@ -106,43 +131,80 @@ class TrainLoader::Impl {
       }
       std::this_thread::sleep_for(std::chrono::microseconds(20));
       lock.lock();
+      if (std::chrono::steady_clock::now() >= more_at) {
+        read_more(self);
+        more_at += kPatience;
+      }
     }
-    if (queue_.empty())
-      std::rethrow_exception(error_);  // only now: batches made before the error are valid
-    Batch batch = std::move(queue_.front());
+    if (queue_.empty() || !queue_.front()->is_done()) std::rethrow_exception(stopped_by_);
+    const std::shared_ptr<Filling> first = queue_.front();
+    if (first->error) std::rethrow_exception(first->error);
     queue_.pop_front();
     lock.unlock();
-    taken_.notify_one();
-    return batch;
+    taken_.notify_all();
+    return std::move(first->batch);
   }
 
- private:
-  void run() {
-    try {
-      while (true) {
-        {
-          std::unique_lock lock(mutex_);
-          taken_.wait(lock, [this] {
-            return stop_ || queue_.size() < static_cast<std::size_t>(options_.prefetch);
-          });
-          if (stop_) return;
-        }
-        Batch batch = make_next();
-        const std::lock_guard lock(mutex_);
-        queue_.push_back(std::move(batch));
-      }
-    } catch (...) {
-      const std::lock_guard lock(mutex_);
-      error_ = std::current_exception();
+  // Call with mutex_.
+  void add_readers(int count, const std::shared_ptr<Impl>& self) {
+    for (int i = 0; i < count; ++i) readers_.emplace_back([self] { self->run(); });
+  }
+
+  // Training waits, so twice as many threads read. Call with mutex_.
+  void read_more(const std::shared_ptr<Impl>& self) {
+    const auto now = static_cast<int>(readers_.size());
+    const int more = std::min(now, options_.max_readers - now);
+    add_readers(more, self);
+    if (more > 0 && now >= kQuietReaders) {
+      log_info("training waits for data: up to {} at a time now, of {} that data.readers allows",
+               counted(now + more, "read"), options_.max_readers);
     }
   }
 
-  Batch make_next() {
+  void run() {
+    try {
+      while (const std::optional<Part> part = take()) fill(*part);
+    } catch (...) {
+      const std::lock_guard lock(mutex_);
+      stopped_by_ = std::current_exception();
+    }
+  }
+
+  // Rows of a batch for one thread.
+  struct Part {
+    std::shared_ptr<Filling> of;
+    Interval rows;
+  };
+
+  // Waits for rows to fill; null: the loader ends.
+  std::optional<Part> take() {
+    std::unique_lock lock(mutex_);
+    std::shared_ptr<Filling> found;
+    taken_.wait(lock, [&] {
+      const auto open = std::ranges::find_if(
+          queue_, [](const auto& each) { return each->num_taken < each->num_rows(); });
+      if (open != queue_.end()) found = *open;
+      return stop_ || found || queue_.size() <= static_cast<std::size_t>(options_.prefetch);
+    });
+    if (stop_) return std::nullopt;
+    if (!found) {
+      found = std::make_shared<Filling>();
+      start_batch(*found);
+      queue_.push_back(found);
+    }
+    const auto num_readers = static_cast<std::int64_t>(readers_.size());
+    const std::int64_t begin = found->num_taken;
+    const std::int64_t share = (found->num_rows() + num_readers - 1) / num_readers;
+    found->num_taken = std::min(begin + share, found->num_rows());
+    return Part{found, {begin, found->num_taken}};
+  }
+
+  // Lists the rows of the next batch, which get memory.
+  void start_batch(Filling& filling) {
     const Interval share =
         rank_share(options_.global_batch, options_.shards, options_.rank, options_.size);
-    Batch batch = pool_.get([&] { return source_->make_batch(share.size()); });
-    batch.global_size = options_.global_batch;
-    rows_.clear();
+    filling.batch = pool_.get([&] { return source_->make_batch(share.size()); });
+    filling.batch.global_size = options_.global_batch;
     places_.resize(static_cast<std::size_t>(share.size()));
     for (std::int64_t id = consumed_ + share.begin; id < consumed_ + share.end;) {
       const std::int64_t epoch = id / per_epoch_, place = id % per_epoch_;
@@ -153,32 +215,51 @@ class TrainLoader::Impl {
       const std::int64_t count = std::min(consumed_ + share.end - id, per_epoch_ - place);
       order_->read(place, place + count, places_.data());
       for (std::int64_t i = 0; i < count; ++i) {
-        rows_.push_back({places_[static_cast<std::size_t>(i)], epoch, id++});
+        filling.rows.push_back({places_[static_cast<std::size_t>(i)], epoch, id++});
       }
     }
-    source_->fill(batch, rows_);
     consumed_ += options_.global_batch;
-    return batch;
   }
 
-  bool gave_up_ = false;  // used only by the caller
+  void fill(const Part& part) {
+    Filling& of = *part.of;
+    std::exception_ptr error;
+    try {
+      if (part.rows.size() == of.num_rows()) {
+        source_->fill(of.batch, of.rows);
+      } else {
+        Batch rows = of.batch.narrow(part.rows.begin, part.rows.end);
+        source_->fill(rows, {of.rows.begin() + part.rows.begin, of.rows.begin() + part.rows.end});
+      }
+    } catch (...) {
+      error = std::current_exception();
+    }
+    const std::lock_guard lock(mutex_);
+    of.num_filled += part.rows.size();
+    if (error && !of.error) of.error = error;
+    if (error) stop_ = true;  // no more batches; those before this one are valid
+  }
+
+  // A wait of training after which more threads read; it takes longer to start one.
+  static constexpr auto kPatience = std::chrono::milliseconds(2);
+  static constexpr int kQuietReaders = 4;  // a few more are nothing to tell
+
+  bool gave_up_ = false;              // used only by the caller
+  std::vector<std::thread> readers_;  // changed only by the caller, with mutex_
   const LoaderOptions options_;
-  // Used only by the thread.
   const std::unique_ptr<SampleSource> source_;
   const std::int64_t per_epoch_;
-  BatchPool pool_;  // batches in the queue, being filled, and held by the consumer
+  // Guarded by mutex_.
+  std::mutex mutex_;
+  BatchPool pool_;  // batches in the queue and held by the consumer
   std::int64_t consumed_;
   std::optional<Sampler> order_;
   std::int64_t order_epoch_ = 0;
-  std::vector<SampleSource::Row> rows_;  // of the batch being filled
-  std::vector<std::int64_t> places_;     // the positions of its samples
-  // Shared; guarded by mutex_.
-  std::mutex mutex_;
-  std::condition_variable taken_;  // a batch was taken, or stop_ was set
-  std::deque<Batch> queue_;
-  std::exception_ptr error_;
+  std::vector<std::int64_t> places_;  // the positions of a batch's samples
+  std::condition_variable taken_;     // a batch was taken, or stop_ was set
+  std::deque<std::shared_ptr<Filling>> queue_;
+  std::exception_ptr stopped_by_;  // an error of a thread outside of fill()
   bool stop_ = false;
-  std::thread thread_;
 };
 
 TrainLoader::TrainLoader(std::unique_ptr<SampleSource> source, const LoaderOptions& options,
@@ -187,9 +268,9 @@ TrainLoader::TrainLoader(std::unique_ptr<SampleSource> source, const LoaderOptio
   Impl::start(impl_);
 }
 TrainLoader::~TrainLoader() { impl_->stop(); }
-Batch TrainLoader::next() { return *impl_->next({}); }
+Batch TrainLoader::next() { return *Impl::next(impl_, {}); }
 std::optional<Batch> TrainLoader::next(const std::function<bool()>& gives_up) {
-  return impl_->next(gives_up);
+  return Impl::next(impl_, gives_up);
 }
 
 }  // namespace birkhoff

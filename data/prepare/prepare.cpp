@@ -195,7 +195,7 @@ class Preparation {
     const auto& entry = manifest_.tokenizer();
     const std::unique_ptr<Tokenizer> tokenizer =
         load_tokenizer(entry.kind(), folder_.file(entry.file()), entry.vocabulary());
-    const auto dtype = entry.vocabulary() <= 65536 ? CorpusManifest::u16 : CorpusManifest::i32;
+    const CorpusManifest::Dtype dtype = shard_format::id_dtype(entry.vocabulary());
     struct Output {
       std::optional<StreamWriter> writer;
       std::optional<RecordWriter> labels;  // of tables

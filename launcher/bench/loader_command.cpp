@@ -69,7 +69,6 @@ class PlainReader {
   explicit PlainReader(const Corpus& corpus) {
     const auto& stream = corpus.stream("train", "tokens");
     width_ = shard_format::dtype_bytes(stream.dtype());
-    require(width_ == 2 || width_ == 4, "a stream of tokens is u16 or i32");
     for (const auto& shard : stream.shard()) {
       const std::string path = corpus.folder() / shard.file();
       const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
@@ -98,7 +97,10 @@ class PlainReader {
         fail(ExitCode::kStorage, "pread of a shard returned {} of {} bytes: {}", got,
              count * width_, got < 0 ? std::strerror(errno) : "the file has become shorter");
       }
-      if (width_ == 2) {
+      if (width_ == 1) {
+        const auto* ids = reinterpret_cast<const std::uint8_t*>(bytes_.data());
+        std::copy(ids, ids + count, out + done);
+      } else if (width_ == 2) {
         const auto* ids = reinterpret_cast<const std::uint16_t*>(bytes_.data());
         std::copy(ids, ids + count, out + done);
       } else {
@@ -249,9 +251,10 @@ void measure_rows(const Corpus& corpus, int rounds, std::ostream& out) {
 // Makes a corpus of zeros that takes no disk space.
 void make_sparse_corpus(const fs::path& folder) {
   const std::int64_t elements = kManyTokens / kManyShards, bytes = 2 * elements;
-  const std::int64_t pages = shard_format::num_pages(bytes);
-  const std::vector<char> page(shard_format::kPageBytes);
-  const std::int64_t last_bytes = bytes - (pages - 1) * shard_format::kPageBytes;
+  constexpr std::int64_t kPageBytes = shard_format::kStreamPageBytes;
+  const std::int64_t pages = shard_format::num_pages(bytes, kPageBytes);
+  const std::vector<char> page(kPageBytes);
+  const std::int64_t last_bytes = bytes - (pages - 1) * kPageBytes;
   std::vector<std::uint32_t> table(static_cast<std::size_t>(pages),
                                    crc32c(page.data(), page.size()));
   table.back() = crc32c(page.data(), static_cast<std::size_t>(last_bytes));

@@ -282,9 +282,10 @@ int bench_step_command(const BenchStepArguments& arguments, std::ostream& out) {
   out << report_title(arguments.line, device) << '\n'
       << check_first_step(config, arguments.vocabulary, training) << ' '
       << measured_table(training, config, arguments.steps);
+  const std::unique_ptr<Task> task = make_task(config);
   for (const std::string& line :
-       slow_attention_paths(config, arguments.vocabulary,
-                            make_task(config)->synthetic_batch(arguments.vocabulary, at::kMeta))) {
+       slow_attention_paths(config, task->inputs(arguments.vocabulary),
+                            task->synthetic_batch(arguments.vocabulary, at::kMeta))) {
     out << "\nAttention: " << line << ".\n";
   }
   if (arguments.profile) out << '\n' << operation_profile([&] { training.timed_parts(); });

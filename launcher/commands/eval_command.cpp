@@ -155,17 +155,19 @@ void evaluate(const EvalArguments& arguments, ProcessGroup& world, ProcessGroup&
   std::optional<TextCorpus> text;
   const std::unique_ptr<Task> task = make_task(config);
   if (!arguments.text.empty() && !task->targets_are_text()) {
-    fail(ExitCode::kUsage,
-         "--text {}: the model predicts no text; classify it with `birkhoff classify {} {}`",
-         arguments.text, arguments.path, arguments.text);
+    const std::string cure = task->own_vocabulary()
+                                 ? "it reads images: name a corpus of images with --corpus"
+                                 : fmt::format("classify it with `birkhoff classify {} {}`",
+                                               arguments.path, arguments.text);
+    fail(ExitCode::kUsage, "--text {}: the model predicts no text; {}", arguments.text, cure);
   }
   if (!arguments.text.empty()) text.emplace(tokenizer_source(checkpoint), arguments.text, err);
   const std::string split = text ? TextCorpus::kSplit : arguments.split;
   const Corpus corpus(text                       ? text->folder().string()
                       : arguments.corpus.empty() ? config.data().corpus()
                                                  : arguments.corpus);
-  require_same_tokenizer(checkpoint, arguments.path, corpus);
-  require_same_classes(*task, checkpoint, arguments.path, corpus, split);
+  if (!task->own_vocabulary()) require_same_tokenizer(checkpoint, arguments.path, corpus);
+  require_same_inputs(*task, checkpoint, arguments.path, corpus, split);
   check_same_corpus(world, corpus);
   const std::unique_ptr<Model> model = load_model(checkpoint, *task, data.device());
   for (const std::string& warning : model->warnings()) {

@@ -1,7 +1,5 @@
 #include "launcher/commands/model_tokenizer.h"
 
-#include <algorithm>
-
 #include "cluster/base/error.h"
 #include "data/corpus/verify.h"
 #include "launcher/runs/run_paths.h"
@@ -46,6 +44,11 @@ TokenizerSource tokenizer_source(const std::string& run_or_corpus) {
   if (kind_of(run_or_corpus) != PathKind::kCorpus)
     return tokenizer_source(checkpoint_of(run_or_corpus));
   const Corpus corpus(run_or_corpus);
+  if (!corpus.has_tokenizer()) {
+    fail(ExitCode::kUsage,
+         "{}: has no tokenizer, because it holds records and no text; name a corpus of text",
+         run_or_corpus);
+  }
   const auto& entry = corpus.manifest().tokenizer();
   TokenizerSource source{.kind = entry.kind(),
                          .file = corpus.tokenizer_file().string(),
@@ -84,20 +87,34 @@ void require_same_tokenizer(const CheckpointFolder& checkpoint, const std::strin
          "{}",
          corpus.folder().string(), model.vocabulary(), model.vocabulary(), cure);
   }
+  const auto shown = [](const std::string& kind) { return kind.empty() ? "none" : kind; };
   fail(ExitCode::kData, "{}: its tokenizer ({}, {} ids{}) is not the model's ({}, {} ids); {}",
-       corpus.folder().string(), tokenizer.kind(), tokenizer.vocabulary(),
+       corpus.folder().string(), shown(tokenizer.kind()), tokenizer.vocabulary(),
        is_same_file || tokenizer.kind() != model.tokenizer() ? "" : ", learned from other text",
-       model.tokenizer(), model.vocabulary(), cure);
+       shown(model.tokenizer()), model.vocabulary(), cure);
 }
 
-void require_same_classes(const Task& task, const CheckpointFolder& checkpoint,
-                          const std::string& path, const Corpus& corpus, const std::string& split) {
-  const configs::CheckpointManifest& model = checkpoint.manifest;
-  const std::vector<std::string> names = task.inputs(corpus, split).class_names;
-  if (std::ranges::equal(names, model.class_name())) return;
+void require_same_inputs(const Task& task, const CheckpointFolder& checkpoint,
+                         const std::string& path, const Corpus& corpus, const std::string& split) {
+  const ModelInputs inputs = task.inputs(corpus, split),
+                    of_model = model_inputs(checkpoint.manifest);
+  if (inputs.image && inputs.image != of_model.image) {
+    const auto text = [](const ImageDims& shape) {
+      return fmt::format("{} x {} x {}", shape.rows, shape.columns, shape.channels);
+    };
+    fail(ExitCode::kData,
+         "{}: its images are {}, but the model's {} (rows, columns, channels); prepare images of "
+         "that size",
+         corpus.folder().string(), text(*inputs.image), text(of_model.image.value_or(ImageDims())));
+  }
+  if (inputs.class_names == of_model.class_names) return;
+  const std::string cure = task.own_vocabulary() ? "prepare images of the same classes"
+                                                 : cure_of(checkpoint.manifest, path);
+  const google::protobuf::RepeatedPtrField<std::string> names(inputs.class_names.begin(),
+                                                              inputs.class_names.end());
   fail(ExitCode::kData, "{}: the classes of its labels, {}, are not the model's, {}; {}",
-       corpus.folder().string(), classes_text({names.begin(), names.end()}),
-       classes_text(model.class_name()), cure_of(model, path));
+       corpus.folder().string(), classes_text(names),
+       classes_text(checkpoint.manifest.class_name()), cure);
 }
 
 }  // namespace birkhoff

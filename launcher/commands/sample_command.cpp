@@ -10,6 +10,7 @@
 #include "configs/schema/checkpoint_manifest.pb.h"
 #include "data/tokenizers/text_decoder.h"
 #include "launcher/commands.h"
+#include "launcher/commands/sample_images.h"
 #include "launcher/output.h"
 #include "launcher/processes/ranks.h"
 #include "launcher/runs/run_paths.h"
@@ -46,7 +47,7 @@ class LineEndOnInterrupt {
 };
 
 std::string prompt_of(const SampleArguments& arguments) {
-  if (arguments.prompt_file.empty()) return arguments.prompt;
+  if (arguments.prompt_file.empty()) return arguments.prompt.value_or("");
   if (arguments.prompt_file == "-") return read_standard_input(kPromptMaxBytes);
   return read_stream(arguments.prompt_file, kPromptMaxBytes, ExitCode::kUsage);
 }
@@ -54,7 +55,8 @@ std::string prompt_of(const SampleArguments& arguments) {
 GenerateOptions options_of(const SampleArguments& arguments,
                            const configs::CheckpointManifest& manifest) {
   GenerateOptions options;
-  options.tokens = arguments.tokens;
+  constexpr std::int64_t kDefaultTokens = 200;
+  options.tokens = arguments.tokens.value_or(kDefaultTokens);
   options.temperature = arguments.temperature;
   options.top_k = arguments.top_k;
   options.top_p = arguments.top_p;
@@ -73,6 +75,13 @@ int sample_command(const SampleArguments& arguments, std::ostream& out, std::ost
   signal(SIGPIPE, SIG_DFL);  // when the reader of a pipe has left, end without a message
   at::set_num_threads(threads_of_rank(usable_cores()));
   const CheckpointFolder checkpoint = checkpoint_of(arguments.path);
+  if (const auto image = model_inputs(checkpoint.manifest).image) {
+    return sample_images(arguments, checkpoint, *image, out, err);
+  }
+  if (!arguments.png.empty()) {
+    fail(ExitCode::kUsage, "--png {}: the model generates text; give --prompt instead",
+         arguments.png);
+  }
   GenerateOptions options = options_of(arguments, checkpoint.manifest);
   const std::unique_ptr<Tokenizer> tokenizer = tokenizer_of(checkpoint);
   const std::string prompt = prompt_of(arguments);

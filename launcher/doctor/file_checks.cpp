@@ -13,6 +13,7 @@
 #include "data/corpus/corpus.h"
 #include "launcher/doctor/probes.h"
 #include "launcher/plan/rank_state.h"
+#include "runtime/tasks/task.h"
 
 namespace birkhoff {
 namespace {
@@ -37,7 +38,7 @@ std::string size_text(double bytes) { return fmt::format("{:.3g} MB", bytes / 1e
 
 // The size of a checkpoint of this configuration.
 std::int64_t checkpoint_bytes(const configs::Config& config) {
-  const std::int64_t vocabulary = Corpus(config.data().corpus()).vocabulary();
+  const std::int64_t vocabulary = vocabulary_of(config, Corpus(config.data().corpus()));
   return saved_state(config, vocabulary, /*num_ranks=*/1).size.total();
 }
 

@@ -137,10 +137,14 @@ Facts probe_corpus(const Subject& subject) {
   if (folder.empty()) fail(ExitCode::kConfig, "data.corpus is not set; name a folder");
   const Corpus corpus(folder);
   for (const configs::CorpusManifest::Split& split : corpus.manifest().split()) {
-    for (const configs::CorpusManifest::Stream& stream : split.stream()) {
-      if (stream.shard_size() > 0)
-        read_one_byte((corpus.folder() / stream.shard(0).file()).string());
-    }
+    const auto read_from = [&](const auto& arrays) {
+      for (const auto& array : arrays) {
+        if (array.shard_size() > 0)
+          read_one_byte((corpus.folder() / array.shard(0).file()).string());
+      }
+    };
+    read_from(split.stream());
+    read_from(split.record());
   }
   return {{"fingerprint", corpus.manifest().fingerprint()}};
 }

@@ -70,9 +70,9 @@ class Planner {
         train.micro_batch() > 0 ? std::min<std::int64_t>(train.micro_batch(), rows_) : rows_;
     configs::Config of_rank = config_;
     of_rank.mutable_train()->set_global_batch(static_cast<int>(rows_));
-    slow_paths_ =
-        slow_attention_paths(config_, request.vocabulary,
-                             make_task(of_rank)->synthetic_batch(request.vocabulary, at::kMeta));
+    const std::unique_ptr<Task> task = make_task(of_rank);
+    slow_paths_ = slow_attention_paths(config_, task->inputs(request.vocabulary),
+                                       task->synthetic_batch(request.vocabulary, at::kMeta));
   }
 
   Plan plan() {

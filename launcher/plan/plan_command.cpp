@@ -20,16 +20,20 @@
 #include "launcher/plan/plan.h"
 #include "launcher/processes/ranks.h"
 #include "runtime/run_checks.h"
+#include "runtime/tasks/task.h"
 
 namespace birkhoff {
 namespace {
 
-std::int64_t vocabulary_of(const PlanArguments& arguments, const configs::Config& config) {
+std::int64_t planned_vocabulary(const PlanArguments& arguments, const configs::Config& config) {
+  if (const auto own = make_task(config)->own_vocabulary()) {
+    if (!arguments.vocabulary) return *own;
+    fail(ExitCode::kUsage, "--vocabulary {}: the model reads images; leave it out",
+         *arguments.vocabulary);
+  }
   if (arguments.vocabulary) return *arguments.vocabulary;
   const std::string& corpus = config.data().corpus();
-  if (!corpus.empty() && path_exists(corpus)) {
-    return Corpus(corpus).manifest().tokenizer().vocabulary();
-  }
+  if (!corpus.empty() && path_exists(corpus)) return vocabulary_of(config, Corpus(corpus));
   fail(ExitCode::kUsage, "the number of token ids is unknown: {}; give it with --vocabulary",
        corpus.empty() ? "data.corpus is not set"
                       : fmt::format("there is no corpus {} (data.corpus)", corpus));
@@ -38,7 +42,7 @@ std::int64_t vocabulary_of(const PlanArguments& arguments, const configs::Config
 PlanRequest request_of(const PlanArguments& arguments, const configs::Config& config) {
   PlanRequest request;
   request.config = config;
-  request.vocabulary = vocabulary_of(arguments, config);
+  request.vocabulary = planned_vocabulary(arguments, config);
   const std::int64_t of_axes =
       std::max<std::int64_t>(1, config.mesh().data()) * config.mesh().tensor();
   if (of_axes > INT_MAX) {
@@ -137,9 +141,10 @@ void print_json(const PlanArguments& arguments, const PlanRequest& request, cons
 
 void print_text(const PlanArguments& arguments, const PlanRequest& request, const Plan& plan,
                 std::ostream& out) {
-  out << fmt::format("Plan of {} on {}, {} on each node, with a vocabulary of {}.\n",
-                     arguments.config, counted(request.ranks, "rank"), request.ranks_per_node,
-                     request.vocabulary);
+  const std::string vocabulary =
+      request.vocabulary > 0 ? fmt::format(", with a vocabulary of {}", request.vocabulary) : "";
+  out << fmt::format("Plan of {} on {}, {} on each node{}.\n", arguments.config,
+                     counted(request.ranks, "rank"), request.ranks_per_node, vocabulary);
   for (const PlanTable& table : plan.tables) out << '\n' << table_text(table);
   for (const std::string& note : plan.notes) out << '\n' << note << '\n';
 }

@@ -131,6 +131,12 @@ std::unique_ptr<Model> load_model(const CheckpointFolder& checkpoint, at::Device
 
 std::unique_ptr<Tokenizer> tokenizer_of(const CheckpointFolder& checkpoint) {
   const configs::CheckpointManifest& manifest = checkpoint.manifest;
+  if (manifest.tokenizer().empty()) {
+    fail(ExitCode::kUsage,
+         "{}: the model has no tokenizer, because it was trained on records and not on text; name "
+         "a model of text",
+         checkpoint.path.string());
+  }
   std::filesystem::path file;
   if (!manifest.tokenizer_file().empty()) file = checkpoint.path / manifest.tokenizer_file();
   return load_tokenizer(manifest.tokenizer(), file, manifest.vocabulary());

@@ -29,6 +29,7 @@
 #include "launcher/slurm/batch_script.h"
 #include "launcher/slurm/run_jobs.h"
 #include "runtime/checkpoint/run_folder.h"
+#include "runtime/tasks/task.h"
 
 namespace birkhoff {
 namespace {
@@ -143,7 +144,7 @@ void check_memory(const SubmitArguments& arguments, const configs::Site& site,
   if (site.rank_memory_gb() == 0) return;
   PlanRequest request;
   request.config = config;
-  request.vocabulary = Corpus(config.data().corpus()).manifest().tokenizer().vocabulary();
+  request.vocabulary = vocabulary_of(config, Corpus(config.data().corpus()));
   request.ranks = ranks;
   request.ranks_per_node = site.ranks_per_node();
   const double bytes = rank_memory(make_plan(request));

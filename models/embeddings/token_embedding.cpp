@@ -2,9 +2,8 @@
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/embedding.h>
-#include <ATen/ops/zeros.h>
+#include <ATen/ops/where.h>
 
-#include <algorithm>
 #include <cmath>
 #include <string>
 
@@ -14,23 +13,9 @@
 
 namespace birkhoff {
 
-at::Tensor sinusoid_table(std::int64_t positions, std::int64_t channels) {
-  at::Tensor table_TC = at::zeros({positions, channels}, at::kDouble);
-  auto table = table_TC.accessor<double, 2>();
-  const std::int64_t half = channels / 2;
-  const double step = std::log(1e4) / static_cast<double>(std::max<std::int64_t>(half - 1, 1));
-  for (std::int64_t t = 0; t < positions; ++t) {
-    for (std::int64_t i = 0; i < half; ++i) {
-      const double angle = static_cast<double>(t) * std::exp(-step * static_cast<double>(i));
-      table[t][i] = std::sin(angle);
-      table[t][half + i] = std::cos(angle);
-    }
-  }
-  return table_TC;
-}
-
 TokenEmbedding::TokenEmbedding(const configs::Config& config, StackRole role,
-                               std::int64_t vocabulary, Parameters& parameters)
+                               std::int64_t vocabulary, Parameters& parameters,
+                               const std::optional<ImageDims>& image)
     : parameters_(parameters),
       unit_(parameters.begin_unit()),
       role_(role),
@@ -57,25 +42,22 @@ TokenEmbedding::TokenEmbedding(const configs::Config& config, StackRole role,
   if (width != channels) {
     up_.emplace(model, WeightRole::kInner, width, channels, prefix + "embedding.up", parameters);
   }
-  switch (model.positions()) {
-    case configs::Model::learned:
-      positions_TC_ = parameters.add(prefix + "positions.weight", {sequence_length_, channels},
-                                     init, /*decay=*/true);
-      break;
-    case configs::Model::sinusoidal:
-      positions_TC_ = sinusoid_table(sequence_length_, channels)
-                          .to(at::TensorOptions(parameters.dtype()).device(parameters.device()));
-      break;
-    case configs::Model::no_positions:
-      break;
-  }
+  if (image) begin_E = parameters.add(prefix + "embedding.begin", {width}, init, /*decay=*/false);
+  positions_.emplace(config, prefix, image, parameters);
+}
+
+TokenSlices TokenEmbedding::slices(const Batch& batch) const {
+  return token_slices(batch, parameters_);
 }
 
 at::Tensor TokenEmbedding::rows_of_part(const at::Tensor& tokens_BT) const {
-  if (parameters_.place().tensor_size == 1) return at::embedding(weight_VE_, tokens_BT);
+  const bool has_begin = begin_E.defined();  // its row does not matter
+  if (parameters_.place().tensor_size == 1) {
+    return at::embedding(weight_VE_, has_begin ? tokens_BT.clamp_min(0) : tokens_BT);
+  }
   // Without this check an id outside the table would be found on no rank.
   require(!tokens_BT.is_cpu() || tokens_BT.numel() == 0 ||
-              (tokens_BT.min().item<std::int64_t>() >= 0 &&
+              (tokens_BT.min().item<std::int64_t>() >= (has_begin ? kBeginToken : 0) &&
                tokens_BT.max().item<std::int64_t>() < num_ids_),
           "a token's id is below the size of the vocabulary");
   const at::Tensor row_BT = tokens_BT - vocabulary_.begin;
@@ -88,15 +70,13 @@ at::Tensor TokenEmbedding::rows_of_part(const at::Tensor& tokens_BT) const {
 at::Tensor TokenEmbedding::embed(const at::Tensor& tokens_BT, const at::Tensor& positions_BT,
                                  const TokenSlices& tokens) const {
   at::Tensor x_BTC = tokens.sum(rows_of_part(tokens_BT));
+  if (begin_E.defined()) {
+    const at::Tensor is_begin_BT1 = tokens.mine(tokens_BT).eq(kBeginToken).unsqueeze(-1);
+    x_BTC = at::where(is_begin_BT1, begin_E, x_BTC);
+  }
   if (up_) x_BTC = (*up_)(x_BTC).to(parameters_.dtype());
   if (scale_ != 1) x_BTC = x_BTC * scale_;
-  if (!positions_TC_.defined()) return x_BTC;
-  if (positions_BT.defined()) {
-    return x_BTC + at::embedding(positions_TC_, tokens.mine(positions_BT));
-  }
-  const at::Tensor positions_TC = positions_TC_.narrow(0, 0, tokens_BT.size(1));
-  if (!tokens.divided()) return x_BTC + positions_TC;
-  return x_BTC + tokens.mine(positions_TC.unsqueeze(0).expand({tokens_BT.size(0), -1, -1}));
+  return positions_->add_to(x_BTC, tokens_BT.size(0), tokens_BT.size(1), positions_BT, tokens);
 }
 
 at::Tensor TokenEmbedding::operator()(const Batch& batch, const TokenSlices& tokens,

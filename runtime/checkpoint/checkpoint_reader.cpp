@@ -268,8 +268,10 @@ std::string describe_checkpoint(const CheckpointFolder& checkpoint) {
   line("run          {}", manifest.run());
   line("step         {} ({}, {})", manifest.step(), counted(manifest.consumed(), "sequence"),
        counted(manifest.tokens(), "token"));
-  line("corpus       {} ({}, {})", manifest.corpus(), manifest.tokenizer(),
-       counted(manifest.vocabulary(), "id"));
+  line("corpus       {} ({})", manifest.corpus(),
+       manifest.tokenizer().empty()
+           ? "no tokenizer"
+           : fmt::format("{}, {}", manifest.tokenizer(), counted(manifest.vocabulary(), "id")));
   if (manifest.class_name_size() > 0) line("labels       {}", classes_text(manifest.class_name()));
   line("model        {}, {}, {}, sequences of {}", counted(config.model().layers(), "layer"),
        counted(config.model().channels(), "channel"), counted(config.model().heads(), "head"),

@@ -30,6 +30,19 @@ void check_range(std::int64_t value, std::int64_t least, const char* field) {
   reject_if(value < least, "{} is {}, below {}", field, value, least);
 }
 
+// Models of images have data.sequence_length tokens, but at least one value.
+void check_image_shape(const CheckpointManifest& manifest) {
+  constexpr std::int64_t kMaxSize = 65536;
+  reject_if(manifest.image_shape_size() != 0 && manifest.image_shape_size() != 3,
+            "image_shape has {} sizes, not rows, columns and channels",
+            manifest.image_shape_size());
+  for (const std::int64_t size : manifest.image_shape()) {
+    reject_if(size < 1 || size > kMaxSize, "image_shape holds {}, not in [1, {}]", size, kMaxSize);
+  }
+  reject_if(manifest.image_shape().empty() && reads_images(manifest.config().task()),
+            "image_shape is missing, and the task reads images");
+}
+
 void check_header(const CheckpointManifest& manifest) {
   check_range(manifest.ranks(), 1, "ranks");
   check_range(manifest.step(), 0, "step");
@@ -55,6 +68,7 @@ void check_header(const CheckpointManifest& manifest) {
   const int classes = class_count(manifest.config().task());
   reject_if(manifest.class_name_size() != classes, "class_name has {} entries, the task {}",
             manifest.class_name_size(), classes);
+  check_image_shape(manifest);
   check_range(manifest.metrics_bytes(), 0, "metrics_bytes");
   reject_if(manifest.has_end_of_document() && (manifest.end_of_document() < 0 ||
                                                manifest.end_of_document() >= manifest.vocabulary()),

@@ -15,7 +15,8 @@ class LanguageModelTask final : public Task {
  public:
   explicit LanguageModelTask(const configs::Config& config) : config_(config) {}
 
-  ModelInputs inputs(const Corpus& corpus, const std::string&) const override {
+  ModelInputs inputs(const Corpus& corpus, const std::string& split) const override {
+    corpus.stream(split, options(split).stream);  // fails if there is none
     return inputs(corpus.vocabulary());
   }
   ModelInputs inputs(std::int64_t vocabulary) const override {

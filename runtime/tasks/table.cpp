@@ -22,6 +22,8 @@ struct Entry {
 constexpr Entry kTasks[] = {
     {configs::Task::kLanguageModel, make_language_model_task},
     {configs::Task::kClassification, make_text_classification_task},
+    {configs::Task::kPixelModel, make_pixel_model_task},
+    {configs::Task::kImageClassification, make_image_classification_task},
 };
 
 const std::string& name_of(configs::Task::KindCase kind) {
@@ -52,18 +54,26 @@ std::unique_ptr<Model> make_model(const configs::Config& config, std::int64_t vo
 }
 
 std::vector<std::string> slow_attention_paths(const configs::Config& config,
-                                              std::int64_t vocabulary, const Batch& batch) {
+                                              const ModelInputs& inputs, const Batch& batch) {
   return slow_attention_paths(
       config,
-      [vocabulary](const configs::Config& part, at::Device device) {
-        return make_model(part, vocabulary, device);
+      [&inputs](const configs::Config& part, at::Device device) {
+        return make_task(part)->make_model(inputs, device);
       },
       batch);
 }
 
+std::int64_t vocabulary_of(const configs::Config& config, const Corpus& corpus) {
+  return make_task(config)->own_vocabulary().value_or(corpus.vocabulary());
+}
+
 ModelInputs model_inputs(const configs::CheckpointManifest& manifest) {
-  return {.vocabulary = manifest.vocabulary(),
-          .class_names = {manifest.class_name().begin(), manifest.class_name().end()}};
+  ModelInputs inputs{.vocabulary = manifest.vocabulary(),
+                     .class_names = {manifest.class_name().begin(), manifest.class_name().end()}};
+  if (manifest.image_shape_size() == 3) {
+    inputs.image = {manifest.image_shape(0), manifest.image_shape(1), manifest.image_shape(2)};
+  }
+  return inputs;
 }
 
 }  // namespace birkhoff

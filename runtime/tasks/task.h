@@ -4,6 +4,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -25,12 +26,14 @@ class Task {
   // What a model reads and predicts, for a split of the corpus. Error(kData) if the split lacks a
   // field that the task reads.
   virtual ModelInputs inputs(const Corpus& corpus, const std::string& split) const = 0;
-  // The same for a vocabulary of that size, without a corpus.
+  // The same for a vocabulary of that size, without a corpus. Images have a shape that fits the
+  // configuration.
   virtual ModelInputs inputs(std::int64_t vocabulary) const = 0;
+  // The vocabulary of models that read no text; not set: that of the corpus' tokenizer.
+  virtual std::optional<std::int64_t> own_vocabulary() const { return std::nullopt; }
 
-  // Builds this rank's part of the model. Error(kConfig) if a value is invalid, or if the
-  // configuration and `inputs` have different numbers of classes. Error(kData) if there are no
-  // labels.
+  // Builds this rank's part of the model. Error(kConfig) if a value is invalid, or does not fit
+  // `inputs`: the number of classes, the size of images. Error(kData) if there are no labels.
   virtual std::unique_ptr<Model> make_model(const ModelInputs& inputs,
                                             const ModelPlacement& place) const = 0;
 
@@ -59,6 +62,8 @@ class Task {
 // The tasks of table.cpp, each in a file of its own.
 std::unique_ptr<Task> make_language_model_task(const configs::Config& config);
 std::unique_ptr<Task> make_text_classification_task(const configs::Config& config);
+std::unique_ptr<Task> make_pixel_model_task(const configs::Config& config);
+std::unique_ptr<Task> make_image_classification_task(const configs::Config& config);
 
 // The task of a resolved configuration. Error(kConfig) if it cannot be trained, or none is set.
 std::unique_ptr<Task> make_task(const configs::Config& config);
@@ -67,9 +72,12 @@ std::unique_ptr<Task> make_task(const configs::Config& config);
 std::unique_ptr<Model> make_model(const configs::Config& config, std::int64_t vocabulary,
                                   const ModelPlacement& place);
 
-// slow_attention_paths() of that model (models/attention_paths.h).
+// slow_attention_paths() of the model for `inputs` (models/attention_paths.h).
 std::vector<std::string> slow_attention_paths(const configs::Config& config,
-                                              std::int64_t vocabulary, const Batch& batch);
+                                              const ModelInputs& inputs, const Batch& batch);
+
+// The vocabulary of a configuration's model for a corpus.
+std::int64_t vocabulary_of(const configs::Config& config, const Corpus& corpus);
 
 // What the model of a checkpoint reads and predicts.
 ModelInputs model_inputs(const configs::CheckpointManifest& manifest);

@@ -7,21 +7,26 @@
 #include "cluster/base/error.h"
 #include "cluster/base/text/plural.h"
 #include "data/loader/labelled_documents.h"
-#include "models/text_classifier.h"
+#include "models/embeddings/token_embedding.h"
+#include "models/sequence_classifier.h"
+#include "runtime/tasks/labels.h"
 #include "runtime/tasks/task.h"
 
 namespace birkhoff {
 namespace {
 
-class LabelTargets final : public Targets {
- public:
-  explicit LabelTargets(std::int64_t count) : count_(count) {}
-  std::string unit() const override { return "sequence"; }
-  std::int64_t count() const override { return count_; }
-
- private:
-  const std::int64_t count_;
-};
+Pooling text_pooling(configs::Classification::Pooling pooling) {
+  switch (pooling) {
+    case configs::Classification::mean:
+      return Pooling::kMean;
+    case configs::Classification::first:
+      return Pooling::kFirst;
+    case configs::Classification::max:
+      return Pooling::kMax;
+  }
+  require(false, "task.classification.pooling has a value outside its enum");
+  return {};
+}
 
 // Predicts the label of each document.
 class TextClassificationTask final : public Task {
@@ -29,18 +34,23 @@ class TextClassificationTask final : public Task {
   explicit TextClassificationTask(const configs::Config& config) : config_(config) {}
 
   ModelInputs inputs(const Corpus& corpus, const std::string& split) const override {
-    const auto& names = corpus.record(split, task().label()).class_name();
-    return {.vocabulary = corpus.vocabulary(), .class_names = {names.begin(), names.end()}};
+    corpus.stream(split, task().stream());  // fails if there is none
+    return {.vocabulary = corpus.vocabulary(),
+            .class_names = classes_of(corpus, split, task().label())};
   }
   ModelInputs inputs(std::int64_t vocabulary) const override {
-    ModelInputs inputs{.vocabulary = vocabulary, .class_names = {}};
-    for (int i = 0; i < task().classes(); ++i) inputs.class_names.push_back(std::to_string(i));
-    return inputs;
+    return {.vocabulary = vocabulary, .class_names = numbered_classes(task().classes())};
   }
   std::unique_ptr<Model> make_model(const ModelInputs& inputs,
                                     const ModelPlacement& place) const override {
-    check_classes(static_cast<std::int64_t>(inputs.class_names.size()));
-    return std::make_unique<TextClassifier>(config_, inputs.vocabulary, place);
+    check_classes("task.classification", task().classes(), task().label(), inputs.class_names);
+    return std::make_unique<SequenceClassifier>(
+        config_,
+        [&](Parameters& parameters) {
+          return std::make_unique<TokenEmbedding>(config_, StackRole::kEncoder, inputs.vocabulary,
+                                                  parameters);
+        },
+        text_pooling(task().pooling()), task().classes(), place);
   }
 
   std::unique_ptr<SampleSource> training_source(const Corpus& corpus) const override {
@@ -55,7 +65,7 @@ class TextClassificationTask final : public Task {
   }
   std::unique_ptr<Targets> evaluation_targets(const Corpus&, const std::string&,
                                               std::int64_t num_samples) const override {
-    return std::make_unique<LabelTargets>(num_samples);
+    return std::make_unique<LabelTargets>(num_samples, "sequence");
   }
 
   Batch synthetic_batch(std::int64_t vocabulary, at::Device device) const override {
@@ -92,21 +102,6 @@ class TextClassificationTask final : public Task {
             .stream = task().stream(),
             .label = task().label(),
             .sequence_length = config_.data().sequence_length()};
-  }
-
-  // A model is built for as many classes as the configuration says, whatever the corpus.
-  void check_classes(std::int64_t classes) const {
-    if (classes == task().classes()) return;
-    if (classes < 2) {
-      fail(ExitCode::kData,
-           "the corpus' record '{}' holds no labels; set task.classification.label to one that "
-           "does",
-           task().label());
-    }
-    fail(ExitCode::kConfig,
-         "task.classification.classes: is {}, but the corpus has {} for its label '{}'; set it to "
-         "{}",
-         task().classes(), counted(classes, "class", "classes"), task().label(), classes);
   }
 
   const configs::Config config_;

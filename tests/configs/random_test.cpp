@@ -157,9 +157,11 @@ class RandomConfigs : public testing::Test {
   void expect_model(const configs::Config& config, bool run) {
     constexpr std::int64_t kVocabulary = 11;
     std::unique_ptr<Model> model;
+    std::optional<ImageDims> image;
     try {
       const std::unique_ptr<Task> task = make_task(config);
       ModelInputs inputs = task->inputs(kVocabulary);
+      image = inputs.image;
       // So that models are small: other numbers of classes are refused.
       constexpr std::size_t kMaxClasses = 1000;
       if (inputs.class_names.size() > kMaxClasses) inputs.class_names.resize(kMaxClasses);
@@ -181,6 +183,10 @@ class RandomConfigs : public testing::Test {
     if (config.data().restart_at_documents()) {
       batch.fields["segments"] = at::zeros({1, length}, at::kInt);
       batch.fields["positions"] = at::arange(length, at::kLong).unsqueeze(0);
+    }
+    if (image) {
+      batch.fields["images"] =
+          at::zeros({1, image->rows, image->columns, image->channels}, at::kByte);
     }
     const bool classifies = model->classifier() != nullptr;
     if (classifies) batch.fields["lengths"] = at::full({1}, length, at::kLong);

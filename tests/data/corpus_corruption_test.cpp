@@ -14,6 +14,7 @@
 
 #include "data/corpus/corpus.h"
 #include "data/corpus/manifest.h"
+#include "data/corpus/shard_format.h"
 #include "data/corpus/shard_reader.h"
 #include "data/corpus/verify.h"
 #include "data/loader/loader.h"
@@ -82,7 +83,7 @@ class CorpusCorruption : public testing::Test {
   }
   // 32 KiB in two splits.
   void prepare_small(const std::string& name, const std::string& characters = "abcdef") const {
-    prepare(name, characters, 4, 2200, 16 << 20);
+    prepare(name, characters, 4, 4700, 16 << 20);
   }
 
   // Why the corpus is refused, or empty if it is not. HDF5 must not have opened a corpus that is
@@ -132,13 +133,14 @@ class CorpusCorruption : public testing::Test {
     const auto in = [at](std::int64_t offset, std::int64_t bytes) {
       return at >= offset && at < offset + bytes;
     };
+    const std::int64_t page_bytes = shard_format::page_bytes(shard);
     if (in(shard.values_offset(), shard.values_bytes())) {
       const bool is_record = shard.documents() == 0;
-      return fmt::format("page {} of /{}", (at - shard.values_offset()) / 65536,
+      return fmt::format("page {} of /{}", (at - shard.values_offset()) / page_bytes,
                          is_record ? "values" : "tokens");
     }
     if (in(shard.documents_offset(), shard.documents_bytes()))
-      return fmt::format("page {} of /document_ends", (at - shard.documents_offset()) / 65536);
+      return fmt::format("page {} of /document_ends", (at - shard.documents_offset()) / page_bytes);
     if (in(shard.page_crcs_offset(), shard.page_crcs_bytes())) return "page table";
     return "";
   }
@@ -274,7 +276,7 @@ TEST_F(CorpusCorruption, WordsThatFletcherTakesForTheSame) {
       });
     }
   };
-  turn(shard.values_offset(), std::min<std::int64_t>(shard.values_bytes(), 1000));
+  turn(shard.values_offset(), std::min<std::int64_t>(shard.values_bytes(), 4000));
   turn(shard.documents_offset(), shard.documents_bytes());
   EXPECT_GT(tally.tried(), 50);
 }
@@ -282,7 +284,7 @@ TEST_F(CorpusCorruption, WordsThatFletcherTakesForTheSame) {
 // Damage to a corpus of more than 1 MiB: verification refuses it, and a loader never returns a
 // batch with damaged tokens.
 TEST_F(CorpusCorruption, RandomDamageOfALargeOne) {
-  prepare("corpus", "abcdefghijklmnop", 12, 64000, 150000);
+  prepare("corpus", "abcdefghijklmnop", 12, 100000, 250000);
   const Corpus good(folder_ / "corpus");
   WindowOptions windows;
   windows.sequence_length = 1024;

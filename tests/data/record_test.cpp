@@ -16,6 +16,7 @@
 #include "tests/cluster/base/corruption.h"
 #include "tests/data/helpers.h"
 #include "tests/data/prepare_helpers.h"
+#include "tests/data/record_helpers.h"
 
 namespace birkhoff {
 namespace {
@@ -38,15 +39,6 @@ Labelled some_documents(int count, unsigned seed) {
     documents.labels.push_back(static_cast<std::int64_t>(random() % kClasses.size()));
   }
   return documents;
-}
-
-CorpusManifest::Record entry_of(const std::string& name, CorpusManifest::Dtype dtype,
-                                const std::vector<std::int64_t>& shape = {}) {
-  CorpusManifest::Record entry;
-  entry.set_name(name);
-  entry.set_dtype(dtype);
-  entry.mutable_shape()->Assign(shape.begin(), shape.end());
-  return entry;
 }
 
 CorpusManifest::Record label_entry() {
@@ -80,13 +72,6 @@ void write_corpus(const std::string& folder, const Labelled& documents, std::int
   split.mutable_counts()->set_documents(static_cast<std::int64_t>(documents.labels.size()));
   *split.add_stream() = stream.finish();
   *split.add_record() = record.finish();
-  write_file_durably(folder + "/" + kCorpusManifestName, manifest_json(manifest));
-}
-
-// Changes the manifest, and makes its fingerprint and checksum match.
-void edit_manifest(const std::string& folder, const std::function<void(CorpusManifest&)>& edit) {
-  CorpusManifest manifest = Corpus(folder).manifest();
-  edit(manifest);
   write_file_durably(folder + "/" + kCorpusManifestName, manifest_json(manifest));
 }
 
@@ -237,17 +222,17 @@ TEST(Records, ALabelBeyondTheClassesIsRefused) {
 
 TEST(Records, ADamagedPageIsNamedAtFirstTouchAndOthersStillRead) {
   TemporaryFolder folder;
-  Labelled documents = some_documents(100000, 1);  // 3 full pages and a part of one
+  Labelled documents = some_documents(100000, 1);  // 48 full pages and a part of one
   write_corpus(folder / "corpus", documents, 1 << 20, 1 << 20);
   const Corpus corpus(folder / "corpus");
   const auto& shard = corpus.record("train", "label").shard(0);
-  flip_bit(folder / "corpus/train-label-00000.h5", 8 * (shard.values_offset() + 2 * 65536 + 77));
+  flip_bit(folder / "corpus/train-label-00000.h5", 8 * (shard.values_offset() + 2 * 4096 + 77));
   LabelReader reader(corpus, "train", "label");
   Labels labels(10);
-  reader.read(65526, 10, labels.data());
-  EXPECT_EQ(labels, Labels(documents.labels.begin() + 65526, documents.labels.begin() + 65536));
+  reader.read(4086, 10, labels.data());
+  EXPECT_EQ(labels, Labels(documents.labels.begin() + 4086, documents.labels.begin() + 4096));
   for (int twice = 0; twice < 2; ++twice) {
-    expect_error(ExitCode::kData, [&] { reader.read(65530, 10, labels.data()); },
+    expect_error(ExitCode::kData, [&] { reader.read(4090, 10, labels.data()); },
                  {"train-label-00000.h5", "page 2 of /values", "damaged"});
   }
   reader.read(99990, 10, labels.data());

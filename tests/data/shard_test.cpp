@@ -8,14 +8,18 @@
 #include "cluster/base/files/sandboxed_child.h"
 #include "data/corpus/corpus.h"
 #include "data/corpus/hdf5.h"
+#include "data/corpus/manifest.h"
+#include "data/corpus/shard_format.h"
 #include "data/corpus/shard_reader.h"
 #include "data/corpus/shard_writer.h"
 #include "data/corpus/verify.h"
 #include "tests/data/helpers.h"
+#include "tests/data/prepare_helpers.h"
 
 namespace birkhoff {
 namespace {
 
+using configs::CorpusManifest;
 using Numbers = std::vector<std::int64_t>;
 
 // 300,000 bytes of four documents in one folder; every byte value occurs. Small shards: several per
@@ -70,6 +74,56 @@ TEST(Shards, HoldEveryTokenAndDocumentAcrossShards) {
   verify_corpus(corpus);
   EXPECT_NE(describe_corpus(corpus).find("300004 u16 in 4 shards"), std::string::npos)
       << describe_corpus(corpus);
+}
+
+TEST(Shards, IdsTakeTheSmallestTypeThatHoldsThem) {
+  using shard_format::id_dtype;
+  EXPECT_EQ(id_dtype(1), CorpusManifest::u8);
+  EXPECT_EQ(id_dtype(256), CorpusManifest::u8);
+  EXPECT_EQ(id_dtype(257), CorpusManifest::u16);
+  EXPECT_EQ(id_dtype(65536), CorpusManifest::u16);
+  EXPECT_EQ(id_dtype(65537), CorpusManifest::i32);
+
+  TemporaryFolder folder;
+  std::string text;
+  for (unsigned i = 0; i < 100000; ++i) text += static_cast<char>(i * i / 7);
+  write_text(folder / "one", text);
+  write_text(folder / "two", text);
+  PrepareOptions options = prepare_options(folder / "bytes", {folder / "one"});
+  options.valid_fraction = 0;
+  prepare_corpus(options);
+  const Corpus bytes(folder / "bytes");
+  const auto& stream = bytes.stream("train", "tokens");
+  EXPECT_EQ(stream.dtype(), CorpusManifest::u8);
+  EXPECT_EQ(stream.shard(0).values_bytes(), 100000);  // as large as the text
+  verify_corpus(bytes);
+  EXPECT_EQ(text_of(bytes, "train"), text);
+  // An end mark is one id more.
+  options = prepare_options(folder / "marked", {folder / "one", folder / "two"});
+  options.valid_fraction = 0;
+  prepare_corpus(options);
+  EXPECT_EQ(Corpus(folder / "marked").stream("train", "tokens").dtype(), CorpusManifest::u16);
+}
+
+// Earlier versions stored bytes as u16.
+TEST(Shards, BytesStoredAsU16AreStillRead) {
+  TemporaryFolder folder;
+  sample_corpus(folder);
+  make_directory(folder / "wide");
+  const std::string text = read_text(folder / "in/0");
+  StreamWriter writer(folder / "wide", "train", "tokens", CorpusManifest::u16, 30000);
+  writer.append({reinterpret_cast<const unsigned char*>(text.data()),
+                 reinterpret_cast<const unsigned char*>(text.data()) + text.size()});
+  writer.end_document();
+  CorpusManifest manifest = Corpus(folder / "corpus").manifest();
+  manifest.mutable_tokenizer()->set_vocabulary(256);
+  manifest.mutable_tokenizer()->clear_end_of_document();
+  *manifest.mutable_split(0)->mutable_stream(0) = writer.finish();
+  manifest.mutable_split(0)->mutable_counts()->set_documents(1);
+  write_file_durably(folder / "wide/manifest.json", manifest_json(manifest));
+  const Corpus wide(folder / "wide");
+  verify_corpus(wide);
+  EXPECT_EQ(text_of(wide, "train"), text);
 }
 
 TEST(Shards, ADocumentEndBelongsToTheShardOfItsLastToken) {

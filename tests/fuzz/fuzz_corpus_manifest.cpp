@@ -33,6 +33,12 @@ void expect_sound(const Array& array, std::int64_t total) {
         shard.values_bytes() / shard_format::dtype_bytes(array.dtype()) >= shard.elements(),
         "values have room for their elements");
     expect_promise(shard.documents_bytes() / 8 == shard.documents(), "documents have ends");
+    const std::int64_t page = shard_format::page_bytes(shard);
+    expect_promise(page >= shard_format::kMinPageBytes && page <= shard_format::kMaxPageBytes &&
+                       shard.page_crcs_bytes() / 4 ==
+                           shard_format::num_pages(shard.values_bytes(), page) +
+                               shard_format::num_pages(shard.documents_bytes(), page),
+                   "each page has its checksum");
   }
   expect_promise(left == 0, "the shards' elements make the array's");
 }

@@ -9,6 +9,7 @@
 #include <filesystem>
 #include <map>
 
+#include "configs/loader/check.h"
 #include "tests/attention/mechanisms/mechanism_cases.h"
 #include "tests/models/model_fixture.h"
 
@@ -21,6 +22,9 @@ using testing::IsEmpty;
 
 // As the loader makes it.
 Batch batch_of(const configs::Config& config) {
+  if (reads_images(config.task())) {
+    return make_task(config)->synthetic_batch(kVocabulary, at::kCPU);
+  }
   Batch batch = make_batch(config.train().global_batch(), config.data().sequence_length());
   if (config.task().has_classification()) {
     batch.fields["lengths"] = at::full({batch.size()}, config.data().sequence_length(), at::kLong);

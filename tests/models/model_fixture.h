@@ -11,7 +11,7 @@
 #include "configs/loader/config_io.h"
 #include "models/embeddings/token_embedding.h"
 #include "models/language_model.h"
-#include "models/text_classifier.h"
+#include "models/sequence_classifier.h"
 #include "models/transformer/stack.h"
 #include "runtime/tasks/task.h"
 

@@ -54,6 +54,15 @@ Batch texts() {
   return batch;
 }
 
+Batch images(std::int64_t rows, std::int64_t columns) {
+  Batch batch;
+  batch.fields["images"] =
+      (test_ids(3, rows * columns, 21) * 23).to(at::kByte).view({3, rows, columns, 1});
+  batch.fields["labels"] = at::arange(3, at::kLong);
+  batch.sample_ids_B = at::arange(3, at::kLong) + 100;
+  return batch;
+}
+
 void expect_near(const at::Tensor& actual, const at::Tensor& expected, double tolerance,
                  const std::string& what) {
   ASSERT_EQ(actual.sizes(), expected.sizes()) << what;
@@ -123,6 +132,34 @@ TEST_P(EachMechanism, ComputesTheSameOnTwoAndFourRanks) {
   problem.model = attention(config.ShortDebugString()) + (noisy ? kDropout : "") + " bias: true";
   problem.noisy = noisy;
   for (const int ranks : {2, 4}) expect_equal_to_one_rank(problem, ranks, 1e-10);
+}
+
+// Values of images in decoders, patches in encoders.
+TEST_P(EachMechanism, ComputesTheSameOnImages) {
+  const test::MechanismCase& each = GetParam();
+  Problem problem;
+  problem.task =
+      each.causal ? "pixel_model {}" : "image_classification { classes: 3 patch: 1 pooling: mean }";
+  problem.batch = images(4, 4);
+  problem.model = attention(each.config.ShortDebugString()) + kDropout +
+                  "positions: " + (each.causal ? "image_axes" : "learned") + " bias: true";
+  expect_equal_to_one_rank(problem, 2, 1e-10);
+}
+
+TEST(TensorParallel, OfImagesWithAClassToken) {
+  for (const char* pooling : {"class_token", "max"}) {
+    const bool token = std::string(pooling) == "class_token";
+    for (const int ranks : {2, 4}) {
+      expect_equal_to_one_rank(
+          {.task = "image_classification { classes: 3 patch: 2 pooling: " + std::string(pooling) +
+                   " pixel_mean: 0.1 pixel_std: 0.3 }",
+           .model = attention("dense {}") + kDropout,
+           .settings = {std::string("data.sequence_length=") + (token ? "7" : "6"),
+                        "train.recompute=true"},
+           .batch = images(4, 6)},
+          ranks, 1e-10);
+    }
+  }
 }
 
 TEST(TensorParallel, OfEachKindOfModel) {

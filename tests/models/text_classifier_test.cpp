@@ -30,8 +30,8 @@ Batch make_texts(const std::vector<std::int64_t>& lengths = kLengths,
   return result;
 }
 
-TextClassifier& classifier(const TestModel& model) {
-  return dynamic_cast<TextClassifier&>(*model.model);
+SequenceClassifier& classifier(const TestModel& model) {
+  return dynamic_cast<SequenceClassifier&>(*model.model);
 }
 
 at::Tensor log_probabilities(const TestModel& model, const Batch& batch) {

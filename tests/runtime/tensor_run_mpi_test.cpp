@@ -25,23 +25,6 @@ class TensorRunMpi : public TrainRunMpi {
     return config(steps, settings);
   }
   static int size() { return test_world().size(); }
-
-  // Each figure of `run` equals that of `expected` up to rounding.
-  void expect_same_figures(const std::string& run, const std::string& expected) const {
-    if (rank() != 0) return;
-    const auto mine = figures(run), of_expected = figures(expected);
-    ASSERT_EQ(mine.size(), of_expected.size());
-    ASSERT_GT(mine.size(), 5u);
-    for (std::size_t i = 0; i < mine.size(); ++i) {
-      ASSERT_EQ(mine[i].size(), of_expected[i].size()) << mine[i];
-      for (const auto& [key, value] : of_expected[i].items()) {
-        if (!value.is_number()) continue;
-        EXPECT_NEAR(mine[i].at(key).get<double>(), value.get<double>(),
-                    1e-10 * std::max(1.0, std::abs(value.get<double>())))
-            << key << " of " << mine[i];
-      }
-    }
-  }
 };
 
 TEST_F(TensorRunMpi, AMeshTrainsLikeDataParallelRanks) {

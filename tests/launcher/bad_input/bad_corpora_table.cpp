@@ -108,18 +108,18 @@ std::vector<BadInput> shards() {
              accept_shard("corpus", "valid");
            }),
       as_process_too(data("id above the vocabulary, seen by verify", "verify corpus",
-                          {"valid-tokens-00000.h5", "60000", "vocabulary"},
-                          [] { forge_ids("corpus", "valid", 5, 60000, 1); })),
+                          {"valid-tokens-00000.h5", "200", "vocabulary"},
+                          [] { forge_ids("corpus", "valid", 5, 200, 1); })),
       data("id above the vocabulary, seen by eval", "eval run",
-           {"valid-tokens-00000.h5", "token 5", "60000", "vocabulary"},
-           [] { forge_ids("corpus", "valid", 5, 60000, 1); }),
+           {"valid-tokens-00000.h5", "token 5", "200", "vocabulary"},
+           [] { forge_ids("corpus", "valid", 5, 200, 1); }),
       data("id just above the vocabulary", "verify corpus", {"train-tokens-00000.h5", "vocabulary"},
            [] {
              std::int64_t vocabulary = 0;
              edit_corpus("corpus", [&](configs::CorpusManifest& m) {
                vocabulary = m.tokenizer().vocabulary();
              });
-             forge_ids("corpus", "train", 1023, static_cast<std::uint16_t>(vocabulary), 1);
+             forge_ids("corpus", "train", 1023, static_cast<std::uint32_t>(vocabulary), 1);
            }),
       // The only document of a split ends in its last shard; the valid split of words/ has one
       // shard.

@@ -11,13 +11,12 @@
 #include "configs/schema/checkpoint_manifest.pb.h"
 #include "configs/schema/corpus_manifest.pb.h"
 #include "data/corpus/manifest.h"
+#include "data/corpus/shard_format.h"
 
 namespace birkhoff {
 namespace {
 
 namespace fs = std::filesystem;
-
-constexpr std::int64_t kPageBytes = 64 << 10;
 
 void expect(bool condition, const std::string& what) {
   if (!condition) throw std::runtime_error("the damage is not possible: " + what);
@@ -57,9 +56,10 @@ void forge_shard(const std::string& folder, const std::string& split, std::int64
     file.replace(static_cast<std::size_t>(offset), bytes.size(), bytes);
     std::string table;
     const auto add_pages = [&](std::int64_t begin, std::int64_t size) {
-      for (std::int64_t at = 0; at < size; at += kPageBytes) {
+      const std::int64_t page_bytes = shard_format::page_bytes(shard);
+      for (std::int64_t at = 0; at < size; at += page_bytes) {
         const std::uint32_t crc = crc32c(file.data() + begin + at,
-                                         static_cast<std::size_t>(std::min(kPageBytes, size - at)));
+                                         static_cast<std::size_t>(std::min(page_bytes, size - at)));
         table.append(reinterpret_cast<const char*>(&crc), sizeof crc);
       }
     };
@@ -159,12 +159,15 @@ void accept_tokenizer(const std::string& folder, const std::string& content) {
 }
 
 void forge_ids(const std::string& folder, const std::string& split, std::int64_t from,
-               std::uint16_t id, std::int64_t count) {
+               std::uint32_t id, std::int64_t count) {
   auto manifest = read_manifest(folder);
+  const auto& shard = first_shard(manifest, split);
+  const std::int64_t width = shard.values_bytes() / shard.elements();
+  expect(width == 4 || id >> (8 * width) == 0, "the type of the ids holds " + std::to_string(id));
   std::string bytes;
   for (std::int64_t i = 0; i < count; ++i)
-    bytes.append(reinterpret_cast<const char*>(&id), sizeof id);
-  forge_shard(folder, split, first_shard(manifest, split).values_offset() + 2 * from, bytes);
+    bytes.append(reinterpret_cast<const char*>(&id), static_cast<std::size_t>(width));
+  forge_shard(folder, split, shard.values_offset() + width * from, bytes);
 }
 
 void forge_document_end(const std::string& folder, const std::string& split, std::int64_t index,

@@ -39,9 +39,9 @@ std::string shard_file(const std::string& folder, const std::string& split);
 void accept_shard(const std::string& folder, const std::string& split);
 // Writes the tokenizer's file and sets its hash.
 void accept_tokenizer(const std::string& folder, const std::string& content);
-// Overwrites values (u16) of that shard and makes every checksum match again.
+// Overwrites ids of that shard and makes every checksum match again.
 void forge_ids(const std::string& folder, const std::string& split, std::int64_t from,
-               std::uint16_t id, std::int64_t count);
+               std::uint32_t id, std::int64_t count);
 // The same for the shard's document ends (u64).
 void forge_document_end(const std::string& folder, const std::string& split, std::int64_t index,
                         std::uint64_t end);

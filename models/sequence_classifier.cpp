@@ -1,4 +1,4 @@
-#include "models/text_classifier.h"
+#include "models/sequence_classifier.h"
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/arange.h>
@@ -8,7 +8,8 @@
 #include <ATen/ops/where.h>
 #include <c10/core/GradMode.h>
 
-#include "cluster/base/error.h"
+#include "configs/schema/config.pb.h"
+#include "models/embeddings/token_embedding.h"
 #include "models/parallel/parameter_use.h"
 
 namespace birkhoff {
@@ -18,39 +19,25 @@ constexpr char kAccuracy[] = "accuracy";
 
 }  // namespace
 
-TextClassifier::TextClassifier(const configs::Config& config, std::int64_t vocabulary,
-                               const ModelPlacement& place)
+SequenceClassifier::SequenceClassifier(const configs::Config& config,
+                                       const MakeEmbedding& make_embedding, Pooling pooling,
+                                       std::int64_t classes, const ModelPlacement& place)
     : parameters_(make_parameters(config, place)),
       sequence_length_(config.data().sequence_length()),
-      embedding_(config, StackRole::kEncoder, vocabulary, parameters_),
+      embedding_(make_embedding(parameters_)),
       stack_(config, StackRole::kEncoder, parameters_),
-      pooling_(config.task().classification().pooling()),
-      output_(config.model(), WeightRole::kEmbedding, config.model().channels(),
-              config.task().classification().classes(), "output", parameters_) {}
+      pooling_(pooling),
+      output_(config.model(), WeightRole::kEmbedding, config.model().channels(), classes, "output",
+              parameters_) {}
 
-at::Tensor TextClassifier::pool(const at::Tensor& x_BTC, const at::Tensor& lengths_B) const {
-  switch (pooling_) {
-    case configs::Classification::mean: {
-      const at::Tensor padding_BT =
-          at::arange(x_BTC.size(1), lengths_B.options()).ge(lengths_B.unsqueeze(1));
-      const at::Tensor sum_BC =
-          x_BTC.to(parameters_.dtype()).masked_fill(padding_BT.unsqueeze(-1), 0).sum(1);
-      return (sum_BC / lengths_B.unsqueeze(1)).to(x_BTC.scalar_type());
-    }
-    case configs::Classification::first:
-      return x_BTC.select(1, 0);
-  }
-  require(false, "task.classification.pooling has a value outside its enum");
-  return {};
-}
-
-at::Tensor TextClassifier::logits(const Batch& batch, const std::optional<NoiseKey>& noise,
-                                  NamedSums& sums) const {
-  const TokenSlices tokens = token_slices(batch, parameters_);
-  const at::Tensor x_BTC = tokens.gather(
-      stack_.forward(embedding_(batch, tokens, noise), token_context(batch, tokens), noise, sums));
+at::Tensor SequenceClassifier::logits(const Batch& batch, const std::optional<NoiseKey>& noise,
+                                      NamedSums& sums) const {
+  const TokenSlices tokens = embedding_->slices(batch);
+  const at::Tensor x_BTC = tokens.gather(stack_.forward((*embedding_)(batch, tokens, noise),
+                                                        token_context(batch, tokens), noise, sums));
   const ParameterUse use(parameters_, {stack_.last_unit()});
-  const at::Tensor logits_BK = use.output(output_(pool(x_BTC, batch.at(field::kLengths))));
+  const at::Tensor logits_BK =
+      use.output(output_(pool(pooling_, x_BTC, embedding_->lengths(batch), parameters_.dtype())));
   if (!tokens.divided()) return logits_BK;
   // All ranks compute all logits, but each gives the gradient of its own samples only.
   const ModelPlacement& place = parameters_.place();
@@ -61,7 +48,7 @@ at::Tensor TextClassifier::logits(const Batch& batch, const std::optional<NoiseK
                    logits_BK.detach());
 }
 
-LossSums TextClassifier::loss_sums(const Batch& batch, const std::optional<NoiseKey>& noise) {
+LossSums SequenceClassifier::loss_sums(const Batch& batch, const std::optional<NoiseKey>& noise) {
   NamedSums sums;
   const at::Tensor logits_BK = logits(batch, noise, sums);
   const at::Tensor& labels_B = batch.at(field::kLabels);
@@ -70,7 +57,7 @@ LossSums TextClassifier::loss_sums(const Batch& batch, const std::optional<Noise
   LossSums loss_sums =
       cross_entropy_sums(logits_BK.unsqueeze(1), labels_B.unsqueeze(1),
                          at::ones_like(labels_B, at::TensorOptions(at::kByte)).unsqueeze(1));
-  const at::Tensor& lengths_B = batch.at(field::kLengths);
+  const at::Tensor lengths_B = embedding_->lengths(batch);
   loss_sums.tokens = lengths_B.sum(at::kDouble);
   loss_sums.named.emplace_back(kAccuracy, correct);
   add_layer_sums(sums, loss_sums, parameters_.place().tensor,
@@ -78,18 +65,18 @@ LossSums TextClassifier::loss_sums(const Batch& batch, const std::optional<Noise
   return loss_sums;
 }
 
-at::Tensor TextClassifier::log_probabilities(const Batch& batch) {
+at::Tensor SequenceClassifier::log_probabilities(const Batch& batch) {
   const c10::AutoGradMode no_gradients(false);
   NamedSums sums;
   return at::log_softmax(logits(batch, std::nullopt, sums), /*dim=*/-1, parameters_.dtype());
 }
 
-double TextClassifier::forward_flops_per_sequence() const {
-  return static_cast<double>(sequence_length_) * embedding_.flops() +
+double SequenceClassifier::forward_flops_per_sequence() const {
+  return static_cast<double>(sequence_length_) * embedding_->flops() +
          stack_.forward_flops(sequence_length_) + output_.flops();
 }
 
-std::vector<Figure> TextClassifier::figures() const {
+std::vector<Figure> SequenceClassifier::figures() const {
   std::vector<Figure> result = stack_.figures();
   result.insert(result.begin(), Figure{.sum = kAccuracy, .per = ""});
   return result;

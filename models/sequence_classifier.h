@@ -1,5 +1,5 @@
-// A text classifier: token embeddings, a stack whose tokens see each other in both directions,
-// pooling, and an output layer with one row per class.
+// A classifier of sequences: an embedding of texts or images, a stack whose tokens see each other
+// in both directions, pooling, and an output layer with one row per class.
 //
 // Legend: B batch, T tokens, C channels, K classes.
 #pragma once
@@ -7,23 +7,28 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <functional>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
 
-#include "configs/schema/config.pb.h"
 #include "models/classifier.h"
-#include "models/embeddings/token_embedding.h"
+#include "models/embeddings/sequence_embedding.h"
 #include "models/model.h"
+#include "models/pooling.h"
 #include "models/transformer/stack.h"
 
 namespace birkhoff {
 
-class TextClassifier final : public Model, public Classifier {
+class SequenceClassifier final : public Model, public Classifier {
  public:
-  // config must be resolved. Errors as of Stack.
-  TextClassifier(const configs::Config& config, std::int64_t vocabulary,
-                 const ModelPlacement& place);
+  // Makes the embedding, whose parameters are the model's first.
+  using MakeEmbedding = std::function<std::unique_ptr<SequenceEmbedding>(Parameters&)>;
+
+  // config must be resolved. Errors as of Stack and of the embedding.
+  SequenceClassifier(const configs::Config& config, const MakeEmbedding& make_embedding,
+                     Pooling pooling, std::int64_t classes, const ModelPlacement& place);
 
   Parameters& parameters() override { return parameters_; }
   // Counts one target per sequence, to which mechanisms add the mean of their auxiliary losses over
@@ -41,14 +46,12 @@ class TextClassifier final : public Model, public Classifier {
   // The logits [B, K], in the compute dtype.
   at::Tensor logits(const Batch& batch, const std::optional<NoiseKey>& noise,
                     NamedSums& sums) const;
-  // One vector [B, C] per sequence: the mean over its tokens, or its first token.
-  at::Tensor pool(const at::Tensor& x_BTC, const at::Tensor& lengths_B) const;
 
   Parameters parameters_;
   std::int64_t sequence_length_;
-  TokenEmbedding embedding_;
+  std::unique_ptr<SequenceEmbedding> embedding_;
   Stack stack_;
-  configs::Classification::Pooling pooling_;
+  Pooling pooling_;
   Linear output_;
 };
 

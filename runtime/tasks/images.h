@@ -1,0 +1,27 @@
+// What the tasks on images have in common.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "configs/schema/config.pb.h"
+#include "data/batch/batch.h"
+#include "data/batch/image_dims.h"
+
+namespace birkhoff {
+
+// Checks that data.sequence_length is `tokens`, the number of tokens of an image. what: that number
+// in words. Error(kConfig).
+void check_length(const configs::Config& config, std::int64_t tokens, const std::string& what);
+
+// "28 x 28 x 1".
+std::string dims_text(const ImageDims& shape);
+
+// An image of `area` pixels: a square, or else the rectangle that is closest to one.
+ImageDims shape_of_area(std::int64_t area, std::int64_t channels);
+
+// A batch of train.global_batch images of random values, on the CPU or the meta device. Depends
+// only on train.seed.
+Batch synthetic_images(const configs::Config& config, const ImageDims& shape, at::Device device);
+
+}  // namespace birkhoff

@@ -1,0 +1,71 @@
+"""Bits per dim of a pixel model on MNIST with four kinds of attention (configs/mnist_pixels.txtpb):
+8,000 training images, 2,000 test images. Finished arms are kept in build/bench/mnist and not
+repeated. BIRKHOFF_DATA as in mnist_data.py.
+
+    python tests/bench/mnist_pixels.py
+    python tests/bench/mnist_pixels.py --config configs/mnist_pixels_smoke.txtpb --steps 300
+"""
+
+import argparse
+import json
+import pathlib
+import statistics
+import subprocess
+
+import birkhoff_runs as runs
+import mnist_data
+
+MECHANISMS = {
+    "dense": "dense {}",
+    "local": "block_local { block: 56 look_back: 1 }",
+    "sinkhorn": "sinkhorn { block: 56 }",
+    "routing": None,
+}
+ROUTING = ("model.attention.0={ group { heads: 2 mechanism { block_local { block: 56 "
+           "look_back: 1 } } } group { heads: 2 mechanism { routing { clusters: 14 window: 56 } } } "
+           "}")
+
+
+def result(name, config, steps):
+    """Bits per dim on the test images, and ms per step, computed only if they are missing."""
+    file = mnist_data.FOLDER / f"pixels-{pathlib.Path(config).stem}-{name}-{steps}.json"
+    if file.exists():
+        return json.loads(file.read_text())
+    mechanism = MECHANISMS[name]
+    attention = (ROUTING if mechanism is None else
+                 f"model.attention.0={{ group {{ mechanism {{ {mechanism} }} }} }}")
+    run = mnist_data.FOLDER / f"run-{name}"
+    lines = runs.train(config, run, [
+        f"data.corpus={mnist_data.corpus()}", attention, f"train.steps={steps}",
+        "checkpoint.every=0", f"evaluate.every={steps}", "watchdog.seconds=60"
+    ])
+    evaluated = json.loads(runs.birkhoff("eval", run, "--split", "test", "--json"))
+    found = {
+        "bits_per_dim": evaluated["bits_per_dim"],
+        "images": evaluated["sequences"],
+        "step_ms": statistics.median(line["step_ms"] for line in lines if "split" not in line),
+    }
+    temporary = file.with_suffix(".tmp")
+    temporary.write_text(json.dumps(found))
+    temporary.rename(file)
+    subprocess.run(["rm", "-rf", str(run)], check=True)
+    return found
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--config", default=str(runs.ROOT / "configs/mnist_pixels.txtpb"))
+    parser.add_argument("--steps", type=int, default=5000)
+    parser.add_argument("--only", nargs="+", default=list(MECHANISMS), choices=MECHANISMS)
+    arguments = parser.parse_args()
+    print(runs.title())
+    print("\n| attention | bits per dim | images | ms per step |\n|---|---|---|---|")
+    for name in arguments.only:
+        found = result(name, arguments.config, arguments.steps)
+        print(f"| {name} | {found['bits_per_dim']:.4f} | {found['images']} | "
+              f"{found['step_ms']:.1f} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,226 @@
+"""The Sinkformer's probe on MNIST (Sander et al. 2022): one attention block on patches of digits,
+with softmax (T = 1) or five half-steps (T = 5), next to the same model in plain PyTorch.
+
+Both begin with the same weights and see the same images in the same order. The script compares the
+losses of the first steps, and then accuracies. Finished arms are kept in build/bench/mnist and
+not repeated. BIRKHOFF_DATA names the folder that holds MNIST's 10,000 test images
+(mnist.t10k-images-idx3-ubyte.gz, mnist.t10k-labels-idx1-ubyte.gz): 8,000 of them train, 2,000 test.
+
+    python tests/bench/mnist_probe.py
+    python tests/bench/mnist_probe.py --patches 7 --seeds 1 --epochs 3
+"""
+
+import argparse
+import functools
+import json
+import pathlib
+import statistics
+import struct
+import subprocess
+
+import torch
+
+import birkhoff_runs as runs
+import mnist_data
+
+FOLDER = mnist_data.FOLDER
+CONFIG = runs.ROOT / "configs/mnist_patches.txtpb"
+SPLITS = mnist_data.SPLITS
+BATCH, MEAN, STD, EPOCHS = 100, 0.1307, 0.3081, 45
+RATES = {1: 1e-3, 5: 2e-3}
+COMPARED_STEPS = 50
+LARGEST_DIFFERENCE = 1e-4
+
+
+@functools.cache
+def images():
+    """The images [10000, 28, 28] and labels."""
+    pixels, labels = (torch.frombuffer(bytearray(data), dtype=torch.uint8)
+                      for data in mnist_data.images())
+    return pixels.view(-1, 28, 28), labels.long()
+
+
+def philox(key, counter):
+    """Four words of Philox4x32-10 (Salmon et al. 2011), from a 64-bit key and a 128-bit counter."""
+    low = 0xFFFFFFFF
+    words, keys = [counter >> 32 * i & low for i in range(4)], [key & low, key >> 32]
+    for _ in range(10):
+        one, two = words[0] * 0xD2511F53, words[2] * 0xCD9E8D57
+        words = [
+            two >> 32 ^ words[1] ^ keys[0], two & low, one >> 32 ^ words[3] ^ keys[1], one & low
+        ]
+        keys = [keys[0] + 0x9E3779B9 & low, keys[1] + 0xBB67AE85 & low]
+    return words
+
+
+def order(seed, epoch, size):
+    """The samples of an epoch in the order of data/loader/sampler.h."""
+    words = philox(seed, epoch << 64 | 1)
+    key = words[1] << 32 | words[0]
+    half = 4
+    while 1 << 2 * half < size:
+        half += 1
+    mask = (1 << half) - 1
+
+    @functools.cache
+    def mixed(round_number, right):
+        return philox(key, round_number << 64 | right)[0] & mask
+
+    def permuted(value):
+        while True:
+            left, right = value >> half, value & mask
+            for round_number in range(8):
+                left, right = right, left ^ mixed(round_number, right)
+            value = left << half | right
+            if value < size:
+                return value
+
+    return [permuted(place) for place in range(size)]
+
+
+def settings(patch, half_steps, seed, epochs):
+    steps = SPLITS["train"][1] // BATCH
+    return [
+        f"data.corpus={mnist_data.corpus()}",
+        f"data.sequence_length={(28 // patch) ** 2 + 1}",
+        f"task.image_classification.patch={patch}",
+        f"model.attention.0.group.0.mechanism.sinkformer.half_steps={half_steps}",
+        f"train.seed={seed}",
+        f"train.steps={steps * epochs}",
+        f"train.schedule.learning_rate={RATES[half_steps]}",
+        f"train.schedule.decay_epoch.0={decays(epochs)[0]}",
+        f"train.schedule.decay_epoch.1={decays(epochs)[1]}",
+        "checkpoint.every=0",
+        f"evaluate.every={steps * epochs}",
+        "metrics.every=1",
+        "watchdog.seconds=60",
+    ]
+
+
+def decays(epochs):
+    """The epochs at which the rate falls: 35 and 41 of 45."""
+    first = max(1, round(35 * epochs / EPOCHS))
+    return first, max(first + 1, round(41 * epochs / EPOCHS))
+
+
+def initial_weights(arm, run):
+    """The weights before the first step: those of a run whose steps change nothing."""
+    runs.train(CONFIG, run, [*settings(*arm), "train.steps=1", "train.schedule.learning_rate=0"])
+    weights = {}
+    for path in sorted(pathlib.Path(run).glob("checkpoints/step-*/model-*.safetensors")):
+        data = path.read_bytes()
+        size = struct.unpack("<Q", data[:8])[0]
+        for name, entry in json.loads(data[8:8 + size]).items():
+            if name == "__metadata__":
+                continue
+            begin, end = entry["data_offsets"]
+            values = torch.frombuffer(bytearray(data[8 + size + begin:8 + size + end]),
+                                      dtype=torch.float32)
+            weights[name] = values.view(entry["shape"]).clone().requires_grad_()
+    return weights
+
+
+def forward(weights, pixels, patch, half_steps):
+    """The logits [B, 10]."""
+    w = weights
+    side = 28 // patch
+    x = (pixels.float() / 255 - MEAN) / STD
+    x = x.view(-1, side, patch, side, patch).transpose(2, 3).reshape(-1, side * side, patch * patch)
+    x = torch.nn.functional.linear(x, w["embedding.weight"], w["embedding.bias"])
+    x = torch.cat([w["embedding.class_token"].expand(len(x), 1, -1), x], 1) + w["positions.weight"]
+
+    def norm(y, name):
+        return torch.nn.functional.layer_norm(y, y.shape[-1:], w[f"{name}.weight"],
+                                              w[f"{name}.bias"], 1e-5)
+
+    block = "blocks.0.attention"
+    q, k, v = torch.nn.functional.linear(norm(x, f"{block}_norm"),
+                                         w[f"{block}.query_key_value.weight"],
+                                         w[f"{block}.query_key_value.bias"]).chunk(3, -1)
+    scores = q @ k.transpose(1, 2) / q.shape[-1]**0.5
+    for step in range(half_steps):
+        scores = scores - scores.logsumexp(-1 - step % 2, keepdim=True)
+    x = x + torch.nn.functional.linear(scores.exp() @ v, w[f"{block}.output.weight"],
+                                       w[f"{block}.output.bias"])
+    return torch.nn.functional.linear(norm(x[:, 0], "final_norm"), w["output.weight"],
+                                      w["output.bias"])
+
+
+def train_pytorch(weights, patch, half_steps, seed, epochs):
+    """The losses of the steps, and the accuracy on the test images."""
+    pixels, labels = images()
+    begin, end = SPLITS["train"]
+    optimizer = torch.optim.Adam(list(weights.values()), lr=RATES[half_steps])
+    losses = []
+    for epoch in range(epochs):
+        for group in optimizer.param_groups:
+            group["lr"] = RATES[half_steps] * 0.1**sum(epoch >= at for at in decays(epochs))
+        samples = torch.tensor(order(seed, epoch, end - begin)) + begin
+        for batch in samples.split(BATCH):
+            optimizer.zero_grad()
+            loss = torch.nn.functional.cross_entropy(
+                forward(weights, pixels[batch], patch, half_steps), labels[batch])
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+    begin, end = SPLITS["test"]
+    with torch.no_grad():
+        logits = forward(weights, pixels[begin:end], patch, half_steps)
+    return losses, (logits.argmax(1) == labels[begin:end]).float().mean().item()
+
+
+def result(patch, half_steps, seed, epochs):
+    """Losses and accuracies of an arm, computed only if they are missing."""
+    arm = (patch, half_steps, seed, epochs)
+    file = FOLDER / f"probe-patch{patch}-T{half_steps}-seed{seed}-epochs{epochs}.json"
+    if file.exists():
+        return json.loads(file.read_text())
+    run = FOLDER / "run"
+    weights = initial_weights(arm, run)
+    lines = runs.train(CONFIG, run, settings(*arm))
+    losses = [line["loss"] for line in lines if "split" not in line]
+    accuracy = [line["accuracy"] for line in lines if "split" in line][-1]
+    peer_losses, peer_accuracy = train_pytorch(weights, *arm)
+    difference = max(
+        abs(a - b) for a, b in zip(losses[:COMPARED_STEPS], peer_losses[:COMPARED_STEPS]))
+    found = {"accuracy": accuracy, "pytorch": peer_accuracy, "difference": difference}
+    temporary = file.with_suffix(".tmp")
+    temporary.write_text(json.dumps(found))
+    temporary.rename(file)
+    subprocess.run(["rm", "-rf", str(run)], check=True)
+    return found
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--patches", type=int, nargs="+", default=[2, 4, 7, 14])
+    parser.add_argument("--half-steps", type=int, nargs="+", default=[1, 5], choices=RATES)
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--epochs", type=int, default=EPOCHS)
+    arguments = parser.parse_args()
+    print(runs.title())
+    print(f"\nPyTorch {torch.__version__}. Accuracy on 2,000 images in %, mean of "
+          f"{arguments.seeds} seeds, after {arguments.epochs} epochs of 8,000. Difference: the "
+          f"largest of the losses of the first {COMPARED_STEPS} steps, in nats.\n")
+    print("| patch | T | Birkhoff | PyTorch | difference |\n|---|---|---|---|---|")
+    apart = []
+    for patch in arguments.patches:
+        for half_steps in arguments.half_steps:
+            found = [
+                result(patch, half_steps, seed, arguments.epochs)
+                for seed in range(1, arguments.seeds + 1)
+            ]
+            ours, peer = (100 * statistics.mean(one[key] for one in found)
+                          for key in ("accuracy", "pytorch"))
+            difference = max(one["difference"] for one in found)
+            print(f"| {patch} | {half_steps} | {ours:.2f} | {peer:.2f} | {difference:.1e} |",
+                  flush=True)
+            if difference > LARGEST_DIFFERENCE:
+                apart.append((patch, half_steps))
+    if apart:
+        raise SystemExit(f"losses differ by more than {LARGEST_DIFFERENCE}: (patch, T) {apart}")
+
+
+if __name__ == "__main__":
+    main()
