@@ -270,8 +270,10 @@ Outcome run_logged(const configs::Config& config, const RunPaths& paths, bool fr
   Corpus corpus(config.data().corpus());
   check_same_corpus(world.group(), corpus);
   if (const configs::Stage& stage = config.data().stage(); !stage.folder().empty()) {
-    corpus.stage(staging_folder(stage.folder()),
-                 static_cast<std::int64_t>(static_cast<double>(stage.max_gb()) * 1e9));
+    corpus.stage({.folder = staging_folder(stage.folder()),
+                  .max_bytes = static_cast<std::int64_t>(
+                      std::ceil(static_cast<double>(stage.max_gb()) * 1e9)),
+                  .makes_copies = world.local_rank() == 0});
   }
   OpenedRun run = open_run(paths, config.train().seed(), fresh, world, log);
 
@@ -367,7 +369,6 @@ Outcome run_logged(const configs::Config& config, const RunPaths& paths, bool fr
          "more time",
          paths.root.string(), resumed_from);
   }
-  history->saved(checkpoints.newest().value_or(0), checkpoints.save_seconds());
   metrics->close();
   log_info("memory: {}", memory_report(device));
   if (outcome == Outcome::kDone) {

@@ -7,6 +7,7 @@
 #include <cmath>
 
 #include "cluster/base/error.h"
+#include "cluster/base/files/file.h"
 #include "cluster/base/logging/log.h"
 #include "cluster/base/text/number_text.h"
 #include "configs/schema/config.pb.h"
@@ -86,6 +87,7 @@ Outcome Trainer::end(const TrainState& state, const std::string& stopped_by,
   const bool stop = !stopped_by.empty();
   if (divergence.empty()) parts_.checkpoints.confirm();
   parts_.checkpoints.finish();
+  parts_.reporter.saved(parts_.checkpoints.newest().value_or(0), parts_.checkpoints.save_seconds());
   if (!stop && !divergence.empty()) {
     fail(ExitCode::kNumerical, "step {}: training ends, but {}: not saved. {}", state.step,
          divergence, cure());
@@ -229,7 +231,9 @@ std::string Trainer::find_divergence(const TrainState& state, bool stop) {
 
 std::optional<Error> Trainer::any_unread() {
   const std::vector<std::string> reasons = parts_.world.all_gather_bytes(
-      unread_ ? std::string(1, static_cast<char>(unread_->code())) + unread_->what() : "",
+      unread_ ? fmt::format("{}{} (rank {} on {})", static_cast<char>(unread_->code()),
+                            unread_->what(), parts_.world.rank(), host_name())
+              : "",
       "batches that cannot be read");
   for (const std::string& reason : reasons) {
     if (!reason.empty()) return Error(static_cast<ExitCode>(reason.front()), reason.substr(1));

@@ -127,8 +127,8 @@ std::filesystem::path Corpus::tokenizer_file() const {
   return file.empty() ? std::filesystem::path() : folder_ / file;
 }
 
-void Corpus::stage(const std::filesystem::path& folder, std::int64_t max_bytes) {
-  staged_ = std::make_shared<const StagedShards>(folder_, manifest_, folder, max_bytes);
+void Corpus::stage(const StageOptions& options) {
+  staged_ = std::make_shared<const StagedShards>(folder_, manifest_, options);
 }
 
 std::unique_ptr<Tokenizer> Corpus::tokenizer() const {

@@ -37,7 +37,7 @@ class Corpus {
   bool has_split(std::string_view name) const;
   // From now on, readers of the corpus use copies of its shards on this node's disk, as these are
   // made (staged_shards.h). Error(kStorage) if the folder cannot be used.
-  void stage(const std::filesystem::path& folder, std::int64_t max_bytes);
+  void stage(const StageOptions& options);
   // Null: not staged.
   const std::shared_ptr<const StagedShards>& staged() const { return staged_; }
   // Error(kData) if the corpus has none.

@@ -64,26 +64,14 @@ ShardReader::ShardReader(std::string path, const configs::CorpusManifest::Shard&
       values_{values, shard.values_offset(), shard.values_bytes(), 0},
       documents_{shard_format::kDocumentEnds, shard.documents_offset(), shard.documents_bytes(),
                  shard_format::num_pages(shard.values_bytes(), page_bytes_)},
-      staged_(std::move(staged)) {}
+      staged_(std::move(staged)),
+      copy_(staged_ ? staged_->find(shard.file()) : nullptr) {}
 
-File ShardReader::open_file() const {
-  if (const std::string copy = staged_ ? staged_->copy_of(shard_.file()) : ""; !copy.empty()) {
-    try {
-      File file = File::open_for_read(copy);
-      if (file.size() == shard_.bytes()) return file;
-    } catch (const Error&) {  // removed by a user or the system
-    }
-  }
-  return File::open_for_read(path_, ExitCode::kData);
-}
-
-std::shared_ptr<const File> ShardReader::opened() {
-  const std::lock_guard lock(mutex_);
-  if (file_) return file_;
-  File file = open_file();
+ShardReader::Opened ShardReader::open(const std::string& path, bool is_copy) {
+  File file = File::open_for_read(path, ExitCode::kData);
   if (file.size() != shard_.bytes()) {
     fail(ExitCode::kData,
-         "{}: the file has {} bytes, the manifest says {}; prepare the corpus again", path_,
+         "{}: the file has {} bytes, the manifest says {}; prepare the corpus again", path,
          file.size(), shard_.bytes());
   }
   if (page_crcs_.empty()) {
@@ -92,22 +80,38 @@ std::shared_ptr<const File> ShardReader::opened() {
     if (crc32c(table.data(), table.size() * 4) != shard_.page_crcs_crc()) {
       fail(ExitCode::kData,
            "{}: the page table at byte {} is damaged; prepare the corpus again or restore the file",
-           path_, shard_.page_crcs_offset());
+           path, shard_.page_crcs_offset());
     }
-    checked_ = std::make_unique<std::atomic<bool>[]>(table.size());
     page_crcs_ = std::move(table);
   }
-  file_ = std::make_shared<const File>(std::move(file));
+  if (is_copy) return {std::move(file), true, std::make_shared<Flags>(page_crcs_.size())};
+  if (!checked_) checked_ = std::make_shared<Flags>(page_crcs_.size());
+  return {std::move(file), false, checked_};
+}
+
+std::shared_ptr<const ShardReader::Opened> ShardReader::opened() {
+  const std::lock_guard lock(mutex_);
+  const bool has_copy = copy_ != nullptr && copy_->is_usable;
+  if (file_ && (file_->is_copy || !has_copy)) return file_;
+  if (has_copy) {
+    try {
+      file_ = std::make_shared<const Opened>(open(copy_->path, true));
+      return file_;
+    } catch (const Error& error) {
+      discard(*copy_, error.what());
+    }
+  }
+  if (!file_) file_ = std::make_shared<const Opened>(open(path_, false));
   return file_;
 }
 
 void ShardReader::close() {
-  const std::lock_guard lock(mutex_);
-  file_.reset();
+  const std::unique_lock lock(mutex_, std::try_to_lock);
+  if (lock.owns_lock()) file_.reset();
 }
 
-void ShardReader::check_page(const File& file, const Region& region, std::int64_t page,
-                             const char* bytes) {
+void ShardReader::check_page(const Opened& from_file, const Region& region, std::int64_t page,
+                             const char* bytes) const {
   const std::int64_t from = page * page_bytes_;
   const auto slot = static_cast<std::size_t>(region.first_page + page);
   const auto size = static_cast<std::size_t>(std::min(page_bytes_, region.bytes - from));
@@ -115,20 +119,20 @@ void ShardReader::check_page(const File& file, const Region& region, std::int64_
     fail(ExitCode::kData,
          "{}: page {} of /{} ({} KiB at byte {}) is damaged; prepare the corpus again or restore "
          "the file",
-         file.path(), page, region.name, page_bytes_ >> 10, region.offset + from);
+         from_file.file.path(), page, region.name, page_bytes_ >> 10, region.offset + from);
   }
-  checked_[slot].store(true, std::memory_order_relaxed);
+  (*from_file.checked)[slot].store(true, std::memory_order_relaxed);
 }
 
-void ShardReader::read_part(const File& file, const Region& region, std::int64_t from,
-                            std::int64_t bytes, char* out) {
+void ShardReader::read_part(const Opened& from_file, const Region& region, std::int64_t from,
+                            std::int64_t bytes, char* out) const {
   const std::int64_t first = from / page_bytes_, last = (from + bytes - 1) / page_bytes_;
-  const std::atomic<bool>* of_region = checked_.get() + region.first_page;
+  const auto of_region = from_file.checked->begin() + region.first_page;
   // Nothing but the flag passes between threads, so its order does not matter.
   if (std::all_of(of_region + first, of_region + last + 1, [](const std::atomic<bool>& checked) {
         return checked.load(std::memory_order_relaxed);
       })) {
-    file.pread_exact(out, static_cast<std::size_t>(bytes), region.offset + from);
+    from_file.file.pread_exact(out, static_cast<std::size_t>(bytes), region.offset + from);
     return;
   }
   // One read of whole pages, into the caller's memory if it is for whole pages.
@@ -138,9 +142,9 @@ void ShardReader::read_part(const File& file, const Region& region, std::int64_t
   thread_local std::vector<char> memory;
   if (!is_whole) memory.resize(static_cast<std::size_t>(end - begin));
   char* const pages = is_whole ? out : memory.data();
-  file.pread_exact(pages, static_cast<std::size_t>(end - begin), region.offset + begin);
+  from_file.file.pread_exact(pages, static_cast<std::size_t>(end - begin), region.offset + begin);
   for (std::int64_t page = first; page <= last; ++page)
-    check_page(file, region, page, pages + (page * page_bytes_ - begin));
+    check_page(from_file, region, page, pages + (page * page_bytes_ - begin));
   if (!is_whole) std::memcpy(out, pages + (from - begin), static_cast<std::size_t>(bytes));
 }
 
@@ -148,12 +152,21 @@ void ShardReader::read_region(const Region& region, std::int64_t from, std::int6
                               char* out) {
   require(0 <= from && 0 < bytes && bytes <= region.bytes && from <= region.bytes - bytes,
           "bytes outside a shard");
-  const std::shared_ptr<const File> file = opened();
-  for (const std::int64_t end = from + bytes; from < end;) {
-    const std::int64_t part = std::min(end, (from / kPartBytes + 1) * kPartBytes) - from;
-    read_part(*file, region, from, part, out);
-    from += part;
-    out += part;
+  while (true) {
+    const std::shared_ptr<const Opened> file = opened();
+    try {
+      for (std::int64_t at = from; at < from + bytes;) {
+        const std::int64_t part = std::min(from + bytes, (at / kPartBytes + 1) * kPartBytes) - at;
+        read_part(*file, region, at, part, out + (at - from));
+        at += part;
+      }
+      return;
+    } catch (const Error& error) {
+      if (!file->is_copy) throw;
+      discard(*copy_, error.what());
+      const std::lock_guard lock(mutex_);
+      if (file_ == file) file_.reset();
+    }
   }
 }
 
@@ -196,10 +209,10 @@ void ShardReader::append_document_ends(std::int64_t from, std::int64_t to,
 
 template <typename Array>
 ShardSequence::ShardSequence(const Corpus& corpus, const Array& array, const char* values)
-    : element_bytes_(shard_format::row_bytes(array)), staged_(corpus.staged()) {
+    : element_bytes_(shard_format::row_bytes(array)) {
   for (const auto& shard : array.shard()) {
     shards_.emplace_back((corpus.folder() / shard.file()).string(), shard, element_bytes_, values,
-                         elements_, documents_, staged_);
+                         elements_, documents_, corpus.staged());
     elements_ += shard.elements();
     documents_ += shard.documents();
   }
@@ -223,15 +236,13 @@ std::size_t ShardSequence::shard_of_document(std::int64_t document) const {
 }
 
 ShardReader& ShardSequence::for_reading(std::size_t shard) {
-  const std::int64_t copies = staged_ ? staged_->num_copies() : 0;
   const std::lock_guard lock(mutex_);
-  if (copies > num_copies_ || (!is_open_[shard] && num_open_ == kMaxOpenShards)) {
-    for (ShardReader& open : shards_) open.close();
-    std::fill(is_open_.begin(), is_open_.end(), false);
-    num_open_ = 0;
-    num_copies_ = std::max(num_copies_, copies);
-  }
   if (!is_open_[shard]) {
+    if (num_open_ == kMaxOpenShards) {
+      for (ShardReader& open : shards_) open.close();
+      std::fill(is_open_.begin(), is_open_.end(), false);
+      num_open_ = 0;
+    }
     is_open_[shard] = true;
     ++num_open_;
   }

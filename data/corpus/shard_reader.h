@@ -43,7 +43,7 @@ class ShardReader {
   // The end of a document that ends in this shard, by its number in the stream. Not validated.
   std::uint64_t document_end(std::int64_t document);
   // Closes the file, once no read uses it; the next read opens it again. Checked pages stay
-  // checked.
+  // checked. Does nothing while another thread opens it.
   void close();
   const std::string& path() const { return path_; }
 
@@ -52,25 +52,34 @@ class ShardReader {
     const char* name;
     std::int64_t offset, bytes, first_page;
   };
-  // Opens the copy of the shard, if it has one that can be used.
-  File open_file() const;
-  // The file, opened if it is not. After that the page table does not change.
-  std::shared_ptr<const File> opened();
+  using Flags = std::vector<std::atomic<bool>>;  // of pages
+  struct Opened {
+    File file;
+    bool is_copy;
+    std::shared_ptr<Flags> checked;  // pages of this file
+  };
+  // Reads the page table, if that was not done. Call with mutex_.
+  Opened open(const std::string& path, bool is_copy);
+  // The file, opened if it is not, or if its copy is now usable. After that the page table does not
+  // change.
+  std::shared_ptr<const Opened> opened();
   void read_region(const Region& region, std::int64_t from, std::int64_t bytes, char* out);
-  void read_part(const File& file, const Region& region, std::int64_t from, std::int64_t bytes,
-                 char* out);
-  void check_page(const File& file, const Region& region, std::int64_t page, const char* bytes);
+  void read_part(const Opened& from_file, const Region& region, std::int64_t from,
+                 std::int64_t bytes, char* out) const;
+  void check_page(const Opened& from_file, const Region& region, std::int64_t page,
+                  const char* bytes) const;
 
   std::string path_;
   configs::CorpusManifest::Shard shard_;
   std::int64_t element_bytes_, page_bytes_;
   std::int64_t begin_, first_document_;
   Region values_, documents_;
-  std::shared_ptr<const StagedShards> staged_;
-  std::mutex mutex_;                      // guards the next two
-  std::shared_ptr<const File> file_;      // null: closed
-  std::vector<std::uint32_t> page_crcs_;  // empty until the first open
-  std::unique_ptr<std::atomic<bool>[]> checked_;
+  std::shared_ptr<const StagedShards> staged_;  // owns the copy
+  StagedShard* copy_;                           // null: there is none
+  std::mutex mutex_;                            // guards the rest
+  std::shared_ptr<const Opened> file_;          // null: closed
+  std::shared_ptr<Flags> checked_;              // of the corpus's file; null until the first open
+  std::vector<std::uint32_t> page_crcs_;        // empty until the first open
 };
 
 // All shards of a stream or record of the corpus, one after another. The elements of a record, of
@@ -104,16 +113,15 @@ class ShardSequence {
   std::size_t shard_of(std::int64_t element) const;
   std::size_t shard_of_document(std::int64_t document) const;
   // The shard, which the caller then reads. Closes the open shards if this one would be one too
-  // many, or if there are new copies to open.
+  // many.
   ShardReader& for_reading(std::size_t shard);
 
   std::deque<ShardReader> shards_;
   std::int64_t element_bytes_;
   std::int64_t elements_ = 0, documents_ = 0;
-  std::shared_ptr<const StagedShards> staged_;
   std::mutex mutex_;  // guards the rest
   std::vector<bool> is_open_;
-  std::int64_t num_open_ = 0, num_copies_ = 0;
+  std::int64_t num_open_ = 0;
 };
 
 // A whole stream of token ids.

@@ -3,14 +3,11 @@
 #pragma once
 
 #include <atomic>
-#include <condition_variable>
 #include <cstdint>
 #include <filesystem>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <thread>
-#include <vector>
 
 #include "configs/schema/corpus_manifest.pb.h"
 
@@ -20,50 +17,50 @@ namespace birkhoff {
 // Error(kUsage) if the variable is not set.
 std::filesystem::path staging_folder(const std::string& text);
 
+struct StageOptions {
+  std::filesystem::path folder;
+  std::int64_t max_bytes = 0;  // of all copies; 0 = no limit
+  // One process of a node makes the copies, the others use them.
+  bool makes_copies = true;
+};
+
+// The copy of a shard. Any thread may use it.
+struct StagedShard {
+  std::string path;
+  std::int64_t bytes = 0;
+  std::string hash;  // of the manifest
+  // The copy is complete.
+  std::atomic<bool> is_usable = false;
+};
+
 class StagedShards {
  public:
-  // Starts the thread, which copies the shards of `corpus` in the manifest's order to
-  // folder/<fingerprint>, at most max_bytes of them; 0 = all. Complete copies of earlier processes
-  // are used. Processes that share a folder share the copies: one of them makes them, and another
-  // goes on if that one ends. A shard whose bytes do not have the manifest's hash is not used. If
-  // the disk is full, or the corpus cannot be read, no more shards are copied; one warning says so.
+  // Starts a thread. It copies the shards of all streams and records in the manifest's order to
+  // folder/<fingerprint>, where later processes find them. A shard whose bytes do not have the
+  // manifest's hash is not copied. If the disk is full, or the corpus cannot be read, no more
+  // shards are copied; one warning says so. Error(kStorage) if the folder cannot be made.
   StagedShards(const std::filesystem::path& corpus, const configs::CorpusManifest& manifest,
-               const std::filesystem::path& folder, std::int64_t max_bytes);
-  // Leaves an unfinished copy, which a later process starts again.
+               const StageOptions& options);
+  // Leaves an unfinished copy. Waits at most a second for the thread, which may hang on a lost file
+  // system.
   ~StagedShards();
   StagedShards(const StagedShards&) = delete;
   StagedShards& operator=(const StagedShards&) = delete;
 
-  // The complete copy of a shard file; empty if there is none yet. Any thread may call it.
-  std::string copy_of(const std::string& file) const;
-  // How many shards have complete copies: grows.
-  std::int64_t num_copies() const { return num_copies_; }
+  // The copy of a shard file, which belongs to this object; null if the file is not one that is
+  // copied.
+  StagedShard* find(const std::string& file) const;
+  // How many copies are usable.
+  std::int64_t num_usable() const;
 
  private:
-  struct Shard {
-    const configs::CorpusManifest::Shard* entry;
-    std::atomic<bool> is_copied = false;
-    explicit Shard(const configs::CorpusManifest::Shard& of) : entry(&of) {}
-  };
-
-  void run();
-  // Finds the copies that are complete. Returns their bytes.
-  std::int64_t find_copies();
-  // Copies what is missing, as far as it fits, or until asked to end.
-  void copy_missing(std::int64_t copied_bytes);
-  // Error: the file system failed. False: asked to end.
-  bool copy(Shard& shard);
-  bool ends() const;
-
-  const std::filesystem::path corpus_, folder_;
-  const configs::CorpusManifest manifest_;
-  const std::int64_t max_bytes_;
-  std::vector<std::unique_ptr<Shard>> shards_;
-  std::atomic<std::int64_t> num_copies_ = 0;
-  mutable std::mutex mutex_;
-  std::condition_variable ended_;
-  bool ends_ = false;
+  class Impl;
+  std::shared_ptr<Impl> impl_;  // the thread has one, too
   std::thread thread_;
 };
+
+// The copy turned out to be damaged: removes it, with a warning that says why. The corpus is read
+// instead.
+void discard(StagedShard& copy, const std::string& why);
 
 }  // namespace birkhoff

@@ -7,6 +7,7 @@
 #include <exception>
 #include <mutex>
 #include <optional>
+#include <system_error>
 #include <thread>
 #include <vector>
 
@@ -70,6 +71,7 @@ class TrainLoader::Impl {
  public:
   Impl(std::unique_ptr<SampleSource> source, const LoaderOptions& options, std::int64_t consumed)
       : options_(options),
+        max_readers_(options.max_readers),
         source_(std::move(source)),
         per_epoch_(source_->num_samples()),
         pool_(static_cast<std::size_t>(options_.prefetch) + 3),
@@ -92,7 +94,7 @@ class TrainLoader::Impl {
     }
     taken_.notify_all();
     for (std::thread& reader : readers_) {
-      if (gave_up_) {
+      if (leaves_threads_) {
         reader.detach();
       } else {
         reader.join();
@@ -110,11 +112,12 @@ class TrainLoader::Impl {
   struct Filling {
     Batch batch;
     std::vector<SampleSource::Row> rows;
-    std::int64_t num_taken = 0, num_filled = 0;  // rows
+    std::int64_t num_taken = 0;  // rows that a thread fills or has filled
+    int num_threads = 0;         // that fill rows
     std::exception_ptr error;
 
     std::int64_t num_rows() const { return static_cast<std::int64_t>(rows.size()); }
-    bool is_done() const { return num_filled == num_rows() || error != nullptr; }
+    bool is_done() const { return error || (num_taken == num_rows() && num_threads == 0); }
   };
 
   std::optional<Batch> next_batch(const std::function<bool()>& gives_up,
@@ -123,10 +126,10 @@ class TrainLoader::Impl {
     auto more_at = std::chrono::steady_clock::now() + kPatience;
     // Polls instead of waiting to be notified: notifying would cost the reading thread more time
     // than a row does.
-    while (!stopped_by_ && (queue_.empty() || !queue_.front()->is_done())) {
+    while (queue_.empty() || !queue_.front()->is_done()) {
       lock.unlock();
       if (gives_up && gives_up()) {
-        gave_up_ = true;
+        leaves_threads_ = true;
         return std::nullopt;
       }
       std::this_thread::sleep_for(std::chrono::microseconds(20));
@@ -136,9 +139,11 @@ class TrainLoader::Impl {
         more_at += kPatience;
       }
     }
-    if (queue_.empty() || !queue_.front()->is_done()) std::rethrow_exception(stopped_by_);
     const std::shared_ptr<Filling> first = queue_.front();
-    if (first->error) std::rethrow_exception(first->error);
+    if (first->error) {
+      leaves_threads_ = true;  // another read may hang
+      std::rethrow_exception(first->error);
+    }
     queue_.pop_front();
     lock.unlock();
     taken_.notify_all();
@@ -153,8 +158,15 @@ class TrainLoader::Impl {
   // Training waits, so twice as many threads read. Call with mutex_.
   void read_more(const std::shared_ptr<Impl>& self) {
     const auto now = static_cast<int>(readers_.size());
-    const int more = std::min(now, options_.max_readers - now);
-    add_readers(more, self);
+    const int more = std::min(now, max_readers_ - now);
+    try {
+      add_readers(more, self);
+    } catch (const std::system_error& error) {
+      max_readers_ = static_cast<int>(readers_.size());
+      log_warning("the system allows no more threads for data than {}: {}", max_readers_,
+                  error.what());
+      return;
+    }
     if (more > 0 && now >= kQuietReaders) {
       log_info("training waits for data: up to {} at a time now, of {} that data.readers allows",
                counted(now + more, "read"), options_.max_readers);
@@ -162,12 +174,7 @@ class TrainLoader::Impl {
   }
 
   void run() {
-    try {
-      while (const std::optional<Part> part = take()) fill(*part);
-    } catch (...) {
-      const std::lock_guard lock(mutex_);
-      stopped_by_ = std::current_exception();
-    }
+    while (const std::optional<Part> part = take()) fill(*part);
   }
 
   // Rows of a batch for one thread.
@@ -189,13 +196,19 @@ class TrainLoader::Impl {
     if (stop_) return std::nullopt;
     if (!found) {
       found = std::make_shared<Filling>();
-      start_batch(*found);
       queue_.push_back(found);
+      try {
+        start_batch(*found);
+      } catch (...) {
+        stop_at(*found);
+        return std::nullopt;
+      }
     }
     const auto num_readers = static_cast<std::int64_t>(readers_.size());
     const std::int64_t begin = found->num_taken;
     const std::int64_t share = (found->num_rows() + num_readers - 1) / num_readers;
     found->num_taken = std::min(begin + share, found->num_rows());
+    ++found->num_threads;
     return Part{found, {begin, found->num_taken}};
   }
 
@@ -223,7 +236,6 @@ class TrainLoader::Impl {
 
   void fill(const Part& part) {
     Filling& of = *part.of;
-    std::exception_ptr error;
     try {
       if (part.rows.size() == of.num_rows()) {
         source_->fill(of.batch, of.rows);
@@ -232,21 +244,29 @@ class TrainLoader::Impl {
         source_->fill(rows, {of.rows.begin() + part.rows.begin, of.rows.begin() + part.rows.end});
       }
     } catch (...) {
-      error = std::current_exception();
+      const std::lock_guard lock(mutex_);
+      stop_at(of);
     }
     const std::lock_guard lock(mutex_);
-    of.num_filled += part.rows.size();
-    if (error && !of.error) of.error = error;
-    if (error) stop_ = true;  // no more batches; those before this one are valid
+    --of.num_threads;
+  }
+
+  // The present exception ends the loader: batches before this one are still valid. Call with
+  // mutex_.
+  void stop_at(Filling& filling) {
+    if (!filling.error) filling.error = std::current_exception();
+    stop_ = true;
+    taken_.notify_all();
   }
 
   // A wait of training after which more threads read; it takes longer to start one.
   static constexpr auto kPatience = std::chrono::milliseconds(2);
   static constexpr int kQuietReaders = 4;  // a few more are nothing to tell
 
-  bool gave_up_ = false;              // used only by the caller
+  bool leaves_threads_ = false;       // used only by the caller
   std::vector<std::thread> readers_;  // changed only by the caller, with mutex_
   const LoaderOptions options_;
+  int max_readers_;  // used only by the caller
   const std::unique_ptr<SampleSource> source_;
   const std::int64_t per_epoch_;
   // Guarded by mutex_.
@@ -258,7 +278,6 @@ class TrainLoader::Impl {
   std::vector<std::int64_t> places_;  // the positions of a batch's samples
   std::condition_variable taken_;     // a batch was taken, or stop_ was set
   std::deque<std::shared_ptr<Filling>> queue_;
-  std::exception_ptr stopped_by_;  // an error of a thread outside of fill()
   bool stop_ = false;
 };
 

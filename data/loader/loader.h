@@ -36,7 +36,8 @@ class TrainLoader {
   // the threads; batches before the error are returned first.
   Batch next();
   // The same, but returns nullopt if `gives_up` returns true while it waits for the threads. After
-  // that the destructor does not wait for them; they end once their reads return.
+  // that, and after an error, the destructor does not wait for them; they end once their reads
+  // return.
   std::optional<Batch> next(const std::function<bool()>& gives_up);
 
  private:

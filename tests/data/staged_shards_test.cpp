@@ -44,10 +44,10 @@ class StagedShardsTest : public testing::Test {
   }
   // Waits at most ten seconds.
   static bool has_copies(const Corpus& corpus, std::int64_t count) {
-    for (int i = 0; i < 1000 && corpus.staged()->num_copies() < count; ++i) {
+    for (int i = 0; i < 1000 && corpus.staged()->num_usable() < count; ++i) {
       std::this_thread::sleep_for(std::chrono::milliseconds(10));
     }
-    return corpus.staged()->num_copies() == count;
+    return corpus.staged()->num_usable() == count;
   }
   // All tokens of the training windows.
   static std::vector<std::int64_t> tokens(const Corpus& corpus) {
@@ -64,7 +64,7 @@ class StagedShardsTest : public testing::Test {
 TEST_F(StagedShardsTest, ReadersUseCopiesOnceTheyAreComplete) {
   const std::vector<std::int64_t> expected = tokens(corpus());
   Corpus staged = corpus();
-  staged.stage(folder_ / "stage", 0);
+  staged.stage({.folder = folder_ / "stage"});
   const auto source = training_windows(staged, {.sequence_length = 100});
   read_samples(*source, 0, source->num_samples());  // opens shards of the corpus
   ASSERT_TRUE(has_copies(staged, num_shards(staged)));
@@ -75,21 +75,21 @@ TEST_F(StagedShardsTest, ReadersUseCopiesOnceTheyAreComplete) {
 
 TEST_F(StagedShardsTest, AnotherProcessUsesTheCopies) {
   Corpus first = corpus();
-  first.stage(folder_ / "stage", 0);
+  first.stage({.folder = folder_ / "stage"});
   ASSERT_TRUE(has_copies(first, num_shards(first)));
   Corpus second = corpus();
-  second.stage(folder_ / "stage", 0);
-  EXPECT_EQ(second.staged()->num_copies(), num_shards(second));
+  second.stage({.folder = folder_ / "stage"});
+  EXPECT_EQ(second.staged()->num_usable(), num_shards(second));
 }
 
 TEST_F(StagedShardsTest, CopiesStayBelowTheLimit) {
   Corpus staged = corpus();
   const std::int64_t bytes = staged.stream("train", "tokens").shard(0).bytes();
   testing::internal::CaptureStderr();
-  staged.stage(folder_ / "stage", 3 * bytes);
+  staged.stage({.folder = folder_ / "stage", .max_bytes = 3 * bytes});
   ASSERT_TRUE(has_copies(staged, 3));
   std::this_thread::sleep_for(std::chrono::milliseconds(100));
-  EXPECT_EQ(staged.staged()->num_copies(), 3);
+  EXPECT_EQ(staged.staged()->num_usable(), 3);
   EXPECT_EQ(tokens(staged), tokens(corpus()));
   EXPECT_THAT(testing::internal::GetCapturedStderr(),
               HasSubstr("staged 3 of 8 shards in " + copies(staged).string()));
@@ -104,21 +104,66 @@ TEST_F(StagedShardsTest, ADamagedShardIsNotStaged) {
   write_text(file, bytes);
   Corpus staged = corpus();
   testing::internal::CaptureStderr();
-  staged.stage(folder_ / "stage", 0);
+  staged.stage({.folder = folder_ / "stage"});
   ASSERT_TRUE(has_copies(staged, num_shards(staged) - 1));
   std::this_thread::sleep_for(std::chrono::milliseconds(100));
   EXPECT_THAT(testing::internal::GetCapturedStderr(),
               HasSubstr(file + ": differs from its hash in the manifest, so it is not staged"));
-  EXPECT_EQ(staged.staged()->copy_of(shard.file()), "");
+  EXPECT_FALSE(staged.staged()->find(shard.file())->is_usable);
 }
 
 // Files of the stage folder that someone removes are read from the corpus again.
 TEST_F(StagedShardsTest, CopiesMayVanish) {
   Corpus staged = corpus();
-  staged.stage(folder_ / "stage", 0);
+  staged.stage({.folder = folder_ / "stage"});
   ASSERT_TRUE(has_copies(staged, num_shards(staged)));
   fs::remove_all(folder_ / "stage");
   EXPECT_EQ(tokens(staged), tokens(corpus()));
+}
+
+// Damage of a copy, before or after pages of the corpus were checked, is seen; the corpus is read.
+TEST_F(StagedShardsTest, ADamagedCopyIsDiscarded) {
+  const std::vector<std::int64_t> expected = tokens(corpus());
+  Corpus staged = corpus();
+  const auto source = training_windows(staged, {.sequence_length = 100});
+  staged.stage({.folder = folder_ / "stage"});
+  ASSERT_TRUE(has_copies(staged, num_shards(staged)));
+  const auto& shard = staged.stream("train", "tokens").shard(2);
+  const std::string copy = (copies(staged) / shard.file()).string();
+  std::string bytes = read_text(copy);
+  bytes[static_cast<std::size_t>(shard.values_offset()) + 7] ^= 4;
+  write_text(copy, bytes);
+  testing::internal::CaptureStderr();
+  EXPECT_EQ(tokens(staged), expected);
+  const std::string told = testing::internal::GetCapturedStderr();
+  EXPECT_THAT(told, HasSubstr("the copy is removed, and the corpus is read instead: " + copy));
+  EXPECT_FALSE(fs::exists(copy));
+  EXPECT_EQ(staged.staged()->num_usable(), num_shards(staged) - 1);
+}
+
+// Copies appear while a source reads: the pages of each copy are checked, although the same pages of
+// the corpus were.
+TEST_F(StagedShardsTest, PagesOfACopyAreCheckedAnew) {
+  Corpus staged = corpus();
+  staged.stage({.folder = folder_ / "stage", .makes_copies = false});
+  const auto source = training_windows(staged, {.sequence_length = 100});
+  const Batch expected = read_samples(*source, 0, source->num_samples());
+  {
+    Corpus maker = corpus();
+    maker.stage({.folder = folder_ / "stage"});
+    ASSERT_TRUE(has_copies(maker, num_shards(maker)));
+  }
+  const auto& shard = staged.stream("train", "tokens").shard(4);
+  const std::string copy = (copies(staged) / shard.file()).string();
+  std::string bytes = read_text(copy);
+  bytes[static_cast<std::size_t>(shard.values_offset()) + 9] ^= 16;
+  write_text(copy, bytes);
+  ASSERT_TRUE(has_copies(staged, num_shards(staged)));
+  testing::internal::CaptureStderr();
+  EXPECT_TRUE(read_samples(*source, 0, source->num_samples())
+                  .at(field::kInputs)
+                  .equal(expected.at(field::kInputs)));
+  EXPECT_THAT(testing::internal::GetCapturedStderr(), HasSubstr("the copy is removed"));
 }
 
 TEST_F(StagedShardsTest, AVanishedCorpusIsToldOnceAndCopiesRemain) {
@@ -126,7 +171,7 @@ TEST_F(StagedShardsTest, AVanishedCorpusIsToldOnceAndCopiesRemain) {
   const auto& shards = staged.stream("train", "tokens").shard();
   fs::remove(folder_ / ("corpus/" + shards[2].file()));
   testing::internal::CaptureStderr();
-  staged.stage(folder_ / "stage", 0);
+  staged.stage({.folder = folder_ / "stage"});
   ASSERT_TRUE(has_copies(staged, 2));
   std::this_thread::sleep_for(std::chrono::milliseconds(100));
   const std::string told = testing::internal::GetCapturedStderr();
@@ -138,10 +183,13 @@ TEST_F(StagedShardsTest, AVanishedCorpusIsToldOnceAndCopiesRemain) {
 TEST_F(StagedShardsTest, AFullDiskEndsTheCopyingAndNothingElse) {
   Corpus staged = corpus();
   set_file_fault_hook([](const char* call, const std::string& path, std::int64_t) {
-    return std::string_view(call) == "write" && path.ends_with("3.h5.part") ? ENOSPC : 0;
+    return std::string_view(call) == "write" && path.ends_with(".part") &&
+                   path.find("3.h5.") != std::string::npos
+               ? ENOSPC
+               : 0;
   });
   testing::internal::CaptureStderr();
-  staged.stage(folder_ / "stage", 0);
+  staged.stage({.folder = folder_ / "stage"});
   EXPECT_TRUE(has_copies(staged, 3));
   std::this_thread::sleep_for(std::chrono::milliseconds(100));
   set_file_fault_hook({});
@@ -162,7 +210,7 @@ TEST_F(StagedShardsTest, AKilledProcessLosesOnlyTheUnfinishedCopy) {
     ASSERT_GE(child, 0);
     if (child == 0) {
       Corpus staged = corpus();
-      staged.stage(folder_ / "stage", 0);
+      staged.stage({.folder = folder_ / "stage"});
       std::this_thread::sleep_for(std::chrono::seconds(20));
       _exit(0);
     }
@@ -171,7 +219,7 @@ TEST_F(StagedShardsTest, AKilledProcessLosesOnlyTheUnfinishedCopy) {
     int status = 0;
     ASSERT_EQ(waitpid(child, &status, 0), child);
     Corpus staged = corpus();
-    staged.stage(folder_ / "stage", 0);
+    staged.stage({.folder = folder_ / "stage"});
     ASSERT_TRUE(has_copies(staged, num_shards(staged)));
     for (const auto& shard : staged.stream("train", "tokens").shard()) {
       EXPECT_EQ(read_text((copies(staged) / shard.file()).string()),
