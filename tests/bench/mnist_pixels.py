@@ -22,8 +22,8 @@ MECHANISMS = {
     "routing": None,
 }
 ROUTING = ("model.attention.0={ group { heads: 2 mechanism { block_local { block: 56 "
-           "look_back: 1 } } } group { heads: 2 mechanism { routing { clusters: 14 window: 56 } } } "
-           "}")
+           "look_back: 1 } } } group { heads: 2 mechanism { routing { clusters: 14 window: 56 } } "
+           "} }")
 
 
 def result(name, config, steps):
