@@ -1,4 +1,4 @@
-// What the tasks on images have in common.
+// Images as samples of tasks: checks of their size, and synthetic ones.
 #pragma once
 
 #include <cstdint>

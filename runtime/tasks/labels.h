@@ -1,4 +1,4 @@
-// What the tasks that predict labels have in common.
+// Labels as targets of tasks: their classes, and the check that a model is built for them.
 #pragma once
 
 #include <cstdint>

@@ -68,6 +68,10 @@ std::map<std::string, std::vector<std::string>> slow_paths_on_gpu() {
                     of_blocks = "block attention is LibTorch's, " + fp32,
                     of_rows = "attention over gathered rows takes a slower kernel, " + fp32,
                     mixing = "block mixing takes the reference path, " + fp32,
+                    half_steps =
+                        "(sinkformer): doubly stochastic attention takes the reference "
+                        "path, " +
+                        fp32,
                     all = "layers 0 to 3, heads 0 to 3 ";
   const std::vector<std::string> sinkhorn{all + "(sinkhorn): " + mixing,
                                           all + "(sinkhorn): " + of_blocks};
@@ -84,8 +88,25 @@ std::map<std::string, std::vector<std::string>> slow_paths_on_gpu() {
         "layers 0 to 3, heads 2 to 3 (routing): " + of_rows}},
       {"baby_gpt_sinkhorn", sinkhorn},
       {"baby_gpt_sparse_transformer", {all + "(sparse_transformer): " + of_rows}},
+      {"cats_and_dogs_paper", {"layers 0 to 5, heads 0 to 7 " + half_steps}},
+      {"cats_and_dogs_small", {"layers 0 to 3, heads 0 to 3 " + half_steps}},
+      {"cats_and_dogs_smoke", {"layers 0 to 1, heads 0 to 1 " + half_steps}},
+      {"cifar10_pixels_paper", {}},
+      {"cifar10_pixels_small", {}},
+      {"cifar10_pixels_smoke",
+       {"layers 0 to 1, heads 0 to 1 (sinkhorn): " + mixing,
+        "layers 0 to 1, heads 0 to 1 (sinkhorn): " + of_blocks}},
+      {"imagenet64_pixels_paper", {}},
+      {"imagenet64_pixels_small", {}},
+      {"imagenet64_pixels_smoke",
+       {"layers 0 to 1, head 0 (block_local): " + of_blocks,
+        "layers 0 to 1, head 1 (routing): " + of_rows}},
       {"lmx_base_dense", {}},
       {"lmx_base_sinkhorn", {}},
+      {"mnist_patches", {"layer 0, head 0 " + half_steps}},
+      {"mnist_pixels", {}},
+      {"mnist_pixels_smoke", {}},
+      {"mnist_vit", {}},
       {"quickstart", sinkhorn},
       {"routing_enwik8_paper",
        {blocks("layers 0 to 23, heads 0 to 3"), routing("layers 0 to 23, heads 4 to 7")}},
@@ -107,8 +128,7 @@ std::map<std::string, std::vector<std::string>> slow_paths_on_gpu() {
       {"sst2_dense",
        {sst2 + "(dense): dense attention is LibTorch's, because padding needs a mask of all pairs "
                "of tokens"}},
-      {"sst2_sinkformer",
-       {sst2 + "(sinkformer): doubly stochastic attention takes the reference path, " + fp32}},
+      {"sst2_sinkformer", {sst2 + half_steps}},
       {"sst2_sinkhorn",
        {sst2 + "(sinkhorn): " + mixing,
         sst2 + "(sinkhorn): sorting of blocks takes a slower kernel, because padding needs copies "
