@@ -18,6 +18,11 @@ struct PrepareArguments {
   std::int64_t vocabulary = 0;  // 0: the tokenizer's own default
   std::optional<std::string> text_column, label_column;  // of tables: a name, or a number from 1
   bool header = false;                                   // the first line of a table has names
+  bool images = false;     // the input is images; the next four are only for them
+  std::string image_size;  // N or ROWSxCOLUMNS; empty: as they are
+  int channels = 0;        // 1 or 3; 0: as they are
+  bool unlabeled = false, skip_damaged = false;
+  std::optional<int> ranks;  // of images: start this many ranks and supervise them
   // The values of PATH, --train, --valid and --test, in the order of the command line.
   struct Text {
     std::string option;  // "PATH", "--train", ...

@@ -34,8 +34,8 @@ std::string modification_time(const struct stat& info) {
 class Walk {
  public:
   Walk(const std::vector<InputPath>& paths, const std::string& except,
-       const std::function<void(const Document&)>& visit)
-      : visit_(visit) {
+       const std::function<void(const Document&)>& visit, EmptyFiles empty)
+      : visit_(visit), empty_(empty) {
     has_except_ = find_status(except, /*follow_links=*/true, &except_);
     scan_.input_bytes.resize(paths.size() > kMaxInputs ? 1 : paths.size());
     for (const InputPath& input : paths) note_given(input);
@@ -129,7 +129,7 @@ class Walk {
     // Lengths come first, so that no two lists of names yield the same text.
     const std::string entry = fmt::format("{}:{} {} {}\n", name.size(), name, bytes, stamp);
     hasher_.update(entry.data(), entry.size());
-    if (bytes == 0) {
+    if (bytes == 0 && empty_ == EmptyFiles::kSkip) {
       ++scan_.empty_files;
       return;
     }
@@ -141,6 +141,7 @@ class Walk {
   }
 
   const std::function<void(const Document&)>& visit_;
+  const EmptyFiles empty_;
   std::map<FileId, std::string> given_;  // given paths by the file they name
   struct stat except_;
   bool has_except_;
@@ -163,8 +164,8 @@ std::size_t cut_of(std::string_view text) {
 }  // namespace
 
 InputScan for_each_document(const std::vector<InputPath>& paths, const std::string& except,
-                            const std::function<void(const Document&)>& visit) {
-  return Walk(paths, except, visit).scan();
+                            const std::function<void(const Document&)>& visit, EmptyFiles empty) {
+  return Walk(paths, except, visit, empty).scan();
 }
 
 void for_each_chunk(const Document& document, std::int64_t begin, std::int64_t end,

@@ -32,6 +32,7 @@ struct Document {
   std::int64_t bytes = 0;
   SplitIndex split = kTrain;  // of its InputPath
   std::int64_t input = 0;     // index in InputScan::input_bytes
+  bool is_whole = false;      // goes to one split, however large it is
   // Of a row of a table (data/prepare/table.h), valid during the visit. The text of any other
   // document is its file.
   std::optional<std::string_view> text = {};
@@ -52,12 +53,15 @@ struct InputScan {
 };
 inline constexpr std::size_t kMaxInputs = 100;
 
-// Visits the non-empty regular files in order: paths as given, folders depth first with their names
-// sorted by bytes. Does not follow links in folders, and skips the folder `except`. Error(kUsage)
-// names a path that is missing or given twice (also if it is a file in a given folder), or a folder
-// that is a corpus.
+enum class EmptyFiles { kSkip, kVisit };
+
+// Visits the regular files in order, by default without empty ones: paths as given, folders depth
+// first with their names sorted by bytes. Does not follow links in folders, and skips the folder
+// `except`. Error(kUsage) names a path that is missing or given twice (also if it is a file in a
+// given folder), or a folder that is a corpus.
 InputScan for_each_document(const std::vector<InputPath>& paths, const std::string& except,
-                            const std::function<void(const Document&)>& visit);
+                            const std::function<void(const Document&)>& visit,
+                            EmptyFiles empty = EmptyFiles::kSkip);
 
 // Reads bytes [begin, end) of a document in parts of at most chunk_bytes, cut after a newline, else
 // before a space, else between characters. Error(kData) if the file cannot be read.

@@ -11,12 +11,12 @@
 #include "cluster/base/files/checksum.h"
 #include "cluster/base/files/file.h"
 #include "cluster/base/text/plural.h"
-#include "data/corpus/corpus.h"
 #include "data/corpus/manifest.h"
 #include "data/corpus/record_writer.h"
 #include "data/corpus/shard_format.h"
 #include "data/corpus/shard_writer.h"
 #include "data/prepare/classes.h"
+#include "data/prepare/corpus_source.h"
 #include "data/prepare/documents.h"
 #include "data/prepare/out_folder.h"
 #include "data/prepare/prepare_options.h"
@@ -134,11 +134,10 @@ class Preparation {
     if (now.hash != scan_.hash) fail_as_changed(scan_, now);
     for (const SplitIndex split : {kTrain, kValid, kTest}) {
       if (bytes[split] > 0 || !rule_.has(split)) continue;
-      fail(ExitCode::kUsage,
-           "{}: the {} split gets nothing of {} of text in {} (--valid {} --test {}); give more "
-           "text or other fractions",
-           inputs_.front().path, kSplitNames[split], counted(scan_.bytes, "byte"),
-           counted(scan_.documents, "document"), options_.valid_fraction, options_.test_fraction);
+      fail_as_empty(split, inputs_.front().path,
+                    fmt::format("{} of text in {}", counted(scan_.bytes, "byte"),
+                                counted(scan_.documents, "document")),
+                    options_);
     }
     progress_.end(true);
     notes_ = checker.notes();
@@ -301,8 +300,7 @@ class Preparation {
   CorpusManifest manifest_;
 };
 
-// The source of a corpus: the same source yields the same corpus. Paths are part of the hash of the
-// input.
+// Paths are part of the hash of the input.
 CorpusManifest::Source source_of(const PrepareOptions& options, TokenizerKind kind,
                                  const std::optional<KnownTokenizer>& known,
                                  const InputScan& scan) {
@@ -316,13 +314,9 @@ CorpusManifest::Source source_of(const PrepareOptions& options, TokenizerKind ki
     tokenizer += fmt::format(" of {}", counted(known->vocabulary, "id"));
     if (known->end_of_document) tokenizer += fmt::format(", end {}", *known->end_of_document);
   }
-  const auto share = [](const std::vector<std::string>& paths, double fraction) {
-    return paths.empty() ? fmt::format("{}", fraction) : std::string("given");
-  };
-  std::string text = fmt::format(
-      "tokenizer {}, vocab size {}, valid {}, test {}, shard tokens {}, chunk bytes {}", tokenizer,
-      options.vocab_size, share(options.valid_paths, options.valid_fraction),
-      share(options.test_paths, options.test_fraction), options.shard_tokens, options.chunk_bytes);
+  std::string text = fmt::format("tokenizer {}, vocab size {}, {}, shard tokens {}, chunk bytes {}",
+                                 tokenizer, options.vocab_size, shares_text(options),
+                                 options.shard_tokens, options.chunk_bytes);
   if (kind == TokenizerKind::kSentencePiece)
     text += fmt::format(", sample bytes {}", options.sample_bytes);
   if (options.table) {
@@ -364,54 +358,6 @@ bool has_same_text(const PrepareOptions& options, const std::vector<InputPath>& 
   return hash.hex() == there.text_hash();
 }
 
-// Error(kUsage) if the folder holds a corpus made from another source, and `same_text` says whether
-// that source has the same text.
-void require_same(const OutFolder& folder, const CorpusManifest::Source& source,
-                  const std::function<bool(const CorpusManifest::Source&)>& same_text) {
-  const Corpus corpus(folder.path());
-  const auto& there = corpus.manifest().source();
-  if (there.options() != source.options()) {
-    fail(ExitCode::kUsage,
-         "--out {}: holds a corpus made with other options ({}); name another folder or delete "
-         "this one",
-         folder.path(), there.options());
-  }
-  if (there.input_hash() == source.input_hash() || same_text(there)) return;
-  fail(ExitCode::kUsage,
-       "--out {}: holds a corpus made from other text{}; name another folder or "
-       "delete this one",
-       folder.path(),
-       there.has_text_hash() ? ""
-                             : ", or its files were touched since (an earlier version made the "
-                               "corpus, which recorded their times and not their text)");
-}
-
-std::vector<InputPath> inputs_of(const PrepareOptions& options) {
-  std::vector<InputPath> inputs;
-  const auto add = [&](const std::vector<std::string>& paths, SplitIndex split) {
-    for (const std::string& path : paths) inputs.push_back({path, split});
-  };
-  add(options.paths, kTrain);
-  add(options.valid_paths, kValid);
-  add(options.test_paths, kTest);
-  return inputs;
-}
-
-// Requires text for train, and for each split that has its own paths.
-void require_documents(const InputScan& scan, const PrepareOptions& options) {
-  const auto require_some = [&](SplitIndex split, const std::vector<std::string>& paths) {
-    if (paths.empty() || scan.documents_of[split] > 0) return;
-    fail(ExitCode::kUsage,
-         "no text in the input of the {} split, from {} on ({}, {} that are not regular files); "
-         "give other paths",
-         kSplitNames[split], paths.front(), counted(scan.empty_files, "empty file"),
-         scan.not_regular);
-  };
-  require_some(kTrain, options.paths);
-  require_some(kValid, options.valid_paths);
-  require_some(kTest, options.test_paths);
-}
-
 // Reads all rows once, to count them and find their classes. files: the scan of the same files.
 InputScan scan_rows(const PrepareOptions& options, const std::vector<InputPath>& inputs,
                     const OutFolder& folder, const InputScan& files, Classes& classes,
@@ -447,15 +393,16 @@ PrepareResult prepare_corpus(const PrepareOptions& given,
   }
   ProgressReports progress(callback, (known ? 1 : 2) + (options.table ? 1 : 0));
   folder.begin();
+  folder.clear();
   folder.spool(inputs, progress);
   InputScan scan = for_each_document(inputs, folder.path(), [](const Document&) {});
-  require_documents(scan, options);
+  require_documents(scan, options, "text");
   PrepareResult result;
   result.empty_files = scan.empty_files;
   result.not_regular = scan.not_regular;
   const CorpusManifest::Source source = source_of(options, kind, known, scan);
   if (folder.finished()) {
-    require_same(folder, source, [&](const CorpusManifest::Source& there) {
+    require_same(folder, source, "text", [&](const CorpusManifest::Source& there) {
       return has_same_text(options, inputs, folder, there, scan.bytes, progress);
     });
     result.already_prepared = true;
@@ -463,7 +410,7 @@ PrepareResult prepare_corpus(const PrepareOptions& given,
     Classes classes(options.class_names);
     if (options.table) {
       scan = scan_rows(options, inputs, folder, scan, classes, progress);
-      require_documents(scan, options);
+      require_documents(scan, options, "text");
       classes.finish(inputs.front().path);
     }
     Preparation preparation(options, kind, folder, inputs, scan, classes, progress);

@@ -40,8 +40,8 @@ struct PrepareOptions {
   // If set, the files are tables (data/prepare/table.h): each row is a document, and the record
   // `label` of each split holds the labels.
   std::optional<TableColumns> table;
-  // The classes of the labels 0, 1, ...; if empty, all labels of the tables, sorted. Only for
-  // tables.
+  // The classes of the labels 0, 1, ...; if empty, all labels of the input, sorted. Only for
+  // tables, and for images (data/prepare/images/prepare_images.h).
   std::vector<std::string> class_names;
 
   // Maximum number of tokens in a shard. One shard per split is kept in memory.
@@ -55,9 +55,11 @@ struct PrepareOptions {
 };
 
 struct PrepareProgress {
-  // "read standard input", "read tables", "build vocabulary", "train SentencePiece", "encode"
+  // "read standard input", "read tables", "build vocabulary", "train SentencePiece", "encode",
+  // "find images", "read images"
   std::string phase;
   std::int64_t done_bytes = 0, total_bytes = 0;  // of this phase; total 0 = unknown
+  double bytes_per_second = 0;                   // of this phase
   double elapsed_seconds = 0;                    // since the start of the command
   // Time until the end of the command, if the rest is read as fast as in this phase and training
   // takes no time; negative = unknown.
@@ -68,7 +70,7 @@ struct PrepareResult {
   bool already_prepared = false;   // the folder already held this corpus; nothing was done
   std::int64_t empty_files = 0;    // skipped
   std::int64_t not_regular = 0;    // links, devices and sockets in folders, skipped
-  std::vector<std::string> notes;  // lines about documents that are not plain text
+  std::vector<std::string> notes;  // lines about documents that are not plain text, or images
 };
 
 // Makes the corpus. The manifest is written last: a folder without one is not a corpus, and the

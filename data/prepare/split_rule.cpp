@@ -62,7 +62,7 @@ std::int64_t SplitRule::due(SplitIndex last, std::int64_t seen) const {
 std::vector<DocumentPiece> SplitRule::pieces(const Document& document) {
   if (document.split != kTrain) return {{document.split, 0, document.bytes}};
   const bool is_small = static_cast<double>(document.bytes) <= small_bytes(document);
-  if (is_small || document.text) return {{draw(document), 0, document.bytes}};
+  if (is_small || document.is_whole) return {{draw(document), 0, document.bytes}};
   return cut(document);
 }
 

@@ -125,6 +125,7 @@ class TableReader {
     document.bytes = static_cast<std::int64_t>(text.size());
     document.text = text;
     document.label = label;
+    document.is_whole = true;
     ++rows_.documents;
     ++rows_.documents_of[file.split];
     rows_.bytes += document.bytes;
