@@ -219,16 +219,21 @@ void CommandLine::add_sample() {
                 "file with the text to continue, unchanged; - for standard input")
       ->type_name("FILE")
       ->excludes(prompt);
-  c->add_option("--png", sample_.png, "of a model of images: the file to write")
-      ->type_name("FILE")
-      ->excludes(prompt);
-  add_number(c, "--complete", sample_.complete, 0.0, 1.0,
-             "share of each image that is given; the model continues images of --split");
-  c->add_option("--split", sample_.split, "the images to continue")->capture_default_str();
-  c->add_option("--corpus", sample_.corpus, "their corpus, if not the one trained on");
+  CLI::Option* png = c->add_option("--png", sample_.png, "of a model of images: the file to write")
+                         ->type_name("FILE")
+                         ->excludes(prompt);
+  CLI::Option* complete =
+      add_number(c, "--complete", sample_.complete, 0.0, 1.0,
+                 "share of each image that is given; the model continues images of --split")
+          ->needs(png);
+  c->add_option("--split", sample_.split, "the images to continue")
+      ->capture_default_str()
+      ->needs(complete);
+  c->add_option("--corpus", sample_.corpus, "their corpus, if not the one trained on")
+      ->needs(complete);
   c->callback([this, prompt] {
     if (prompt->empty() && sample_.prompt_file.empty() && sample_.png.empty())
-      throw CLI::RequiredError("--prompt or --prompt-file");
+      throw CLI::RequiredError("--prompt, --prompt-file or --png");
   });
   add_number(c, "--tokens", sample_.tokens, 1, 10'000'000, "number of tokens to generate (200)");
   add_number(c, "--samples", sample_.samples, 1, 1'000'000,

@@ -104,7 +104,14 @@ ImageDims image_dims(const Corpus& corpus, const std::string& split, const std::
          corpus.folder().string(), record, split,
          configs::CorpusManifest::Dtype_Name(entry.dtype()), fmt::join(entry.shape(), ", "));
   }
-  return {entry.shape(0), entry.shape(1), entry.shape(2)};
+  const ImageDims dims{entry.shape(0), entry.shape(1), entry.shape(2)};
+  if (std::max({dims.rows, dims.columns, dims.channels}) > ImageDims::kMaxSize) {
+    fail(ExitCode::kData,
+         "{}: record '{}' of split '{}' has images of {}; models read at most {} rows, columns and "
+         "channels",
+         corpus.folder().string(), record, split, dims.text(), ImageDims::kMaxSize);
+  }
+  return dims;
 }
 
 void check_image_records(const Corpus& corpus, const ImageRecordOptions& options) {
