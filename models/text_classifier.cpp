@@ -8,6 +8,8 @@
 #include <ATen/ops/where.h>
 #include <c10/core/GradMode.h>
 
+#include <limits>
+
 #include "cluster/base/error.h"
 #include "models/parallel/parameter_use.h"
 
@@ -29,16 +31,20 @@ TextClassifier::TextClassifier(const configs::Config& config, std::int64_t vocab
               config.task().classification().classes(), "output", parameters_) {}
 
 at::Tensor TextClassifier::pool(const at::Tensor& x_BTC, const at::Tensor& lengths_B) const {
+  const auto without_padding = [&](const at::Tensor& x, double value) {
+    const at::Tensor padding_BT =
+        at::arange(x.size(1), lengths_B.options()).ge(lengths_B.unsqueeze(1));
+    return x.masked_fill(padding_BT.unsqueeze(-1), value);
+  };
   switch (pooling_) {
     case configs::Classification::mean: {
-      const at::Tensor padding_BT =
-          at::arange(x_BTC.size(1), lengths_B.options()).ge(lengths_B.unsqueeze(1));
-      const at::Tensor sum_BC =
-          x_BTC.to(parameters_.dtype()).masked_fill(padding_BT.unsqueeze(-1), 0).sum(1);
+      const at::Tensor sum_BC = without_padding(x_BTC.to(parameters_.dtype()), 0).sum(1);
       return (sum_BC / lengths_B.unsqueeze(1)).to(x_BTC.scalar_type());
     }
     case configs::Classification::first:
       return x_BTC.select(1, 0);
+    case configs::Classification::max:
+      return without_padding(x_BTC, -std::numeric_limits<double>::infinity()).amax(1);
   }
   require(false, "task.classification.pooling has a value outside its enum");
   return {};

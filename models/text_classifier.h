@@ -41,7 +41,8 @@ class TextClassifier final : public Model, public Classifier {
   // The logits [B, K], in the compute dtype.
   at::Tensor logits(const Batch& batch, const std::optional<NoiseKey>& noise,
                     NamedSums& sums) const;
-  // One vector [B, C] per sequence: the mean over its tokens, or its first token.
+  // One vector [B, C] per sequence: the mean or the maximum over its tokens, or its first token.
+  // Tokens with equal maxima share the gradient evenly, as in PyTorch's amax.
   at::Tensor pool(const at::Tensor& x_BTC, const at::Tensor& lengths_B) const;
 
   Parameters parameters_;

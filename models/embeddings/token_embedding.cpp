@@ -66,6 +66,8 @@ TokenEmbedding::TokenEmbedding(const configs::Config& config, StackRole role,
       positions_TC_ = sinusoid_table(sequence_length_, channels)
                           .to(at::TensorOptions(parameters.dtype()).device(parameters.device()));
       break;
+    case configs::Model::image_axes:
+      fail(ExitCode::kConfig, "model.positions: image_axes needs images, and this task reads text");
     case configs::Model::no_positions:
       break;
   }
