@@ -123,6 +123,7 @@ target_link_libraries(birkhoff_hdf5 INTERFACE ${HDF5_C_LIBRARIES})
 
 find_package(PkgConfig REQUIRED)
 pkg_check_modules(sentencepiece REQUIRED IMPORTED_TARGET sentencepiece)
+pkg_check_modules(zstd REQUIRED IMPORTED_TARGET libzstd)
 find_package(fmt REQUIRED)
 find_package(CLI11 REQUIRED)
 find_package(nlohmann_json REQUIRED)

@@ -75,8 +75,8 @@ void CommandLine::add_prepare() {
   CLI::App* c = subcommand(
       app_, "prepare", "Make a corpus folder from text, or from tables of labeled text",
       "  birkhoff prepare --out corpus/shakespeare --tokenizer chars shakespeare.txt\n"
-      "  zcat news.gz | birkhoff prepare --out corpus/news --tokenizer sentencepiece "
-      "--vocab-size 8000 -\n"
+      "  birkhoff prepare --out corpus/news --tokenizer sentencepiece --vocab-size 8000 "
+      "--jsonl text news/*.jsonl.zst\n"
       "  birkhoff prepare --out corpus/wiki --tokenizer words --train wiki.train --valid "
       "wiki.valid --test wiki.test\n"
       "  birkhoff prepare --out corpus/more --like run/first more/\n"
@@ -96,6 +96,18 @@ void CommandLine::add_prepare() {
   c->add_option("--vocab-size", prepare_.vocabulary,
                 "maximum number of token ids, for words, whitespace and sentencepiece")
       ->check(CLI::Range(std::int64_t{2}, std::int64_t{10'000'000}));
+  CLI::Option* lines = c->add_flag("--lines", prepare_.lines, "each line of a file is a document");
+  CLI::Option* separator =
+      c->add_option("--separator", prepare_.separator,
+                    "a file holds documents with this text between them, for instance "
+                    "\"<|endoftext|>\"; a line end right after it belongs to it")
+          ->type_name("TEXT")
+          ->excludes(lines);
+  c->add_option("--jsonl", prepare_.jsonl,
+                "for JSON Lines: this field of the object in each line is a document")
+      ->type_name("FIELD")
+      ->excludes(lines)
+      ->excludes(separator);
   c->add_option(
        "--text-column", prepare_.text_column,
        "for tables (.tsv), whose rows are documents: column of the text, by name or by number "
@@ -121,7 +133,7 @@ void CommandLine::add_prepare() {
         "FRACTION or PATH ...");
   texts("--train", "texts to train on; use it instead of PATH if --valid or --test name texts",
         "PATH ...");
-  texts("PATH", "files, folders, or - for standard input", "");
+  texts("PATH", "files (also gzip and zstd data), folders, or - for standard input", "");
 }
 
 // CLI11 returns values per option; only parse_order() knows the order across options.

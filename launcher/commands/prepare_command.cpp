@@ -129,6 +129,14 @@ std::optional<TableColumns> table_columns(const PrepareArguments& arguments) {
   return std::nullopt;
 }
 
+// The parser accepts one of the three.
+TextFormat text_format(const PrepareArguments& arguments) {
+  if (arguments.lines) return {.kind = TextFormat::kLines};
+  if (arguments.separator) return {.kind = TextFormat::kSeparator, .name = *arguments.separator};
+  if (arguments.jsonl) return {.kind = TextFormat::kJsonLines, .name = *arguments.jsonl};
+  return {};
+}
+
 // Prepares the corpus and shows progress.
 PrepareResult prepare_shown(const PrepareOptions& options, std::ostream& err) {
   ProgressLines lines(err);
@@ -145,6 +153,7 @@ int prepare_command(const PrepareArguments& arguments, std::ostream& out, std::o
   options.vocab_size = arguments.vocabulary;
   for (const std::string& note : set_texts(arguments.texts, options))
     err << "prepare: " << note << '\n';
+  options.format = text_format(arguments);
   options.table = table_columns(arguments);
   if (!arguments.like.empty()) {
     options.like = tokenizer_source(arguments.like);

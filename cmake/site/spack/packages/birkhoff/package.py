@@ -29,6 +29,7 @@ class Birkhoff(CMakePackage):
     depends_on("nlohmann-json@3.11:")
     depends_on("xxhash@0.8:")
     depends_on("zlib-api")
+    depends_on("zstd")
     depends_on("cuda@13", when="+cuda")
     depends_on("nccl", when="+cuda")
 
