@@ -123,6 +123,7 @@ target_link_libraries(birkhoff_hdf5 INTERFACE ${HDF5_C_LIBRARIES})
 
 find_package(PkgConfig REQUIRED)
 pkg_check_modules(sentencepiece REQUIRED IMPORTED_TARGET sentencepiece)
+pkg_check_modules(zstd REQUIRED IMPORTED_TARGET libzstd)
 # --- Formats of image files. minizip, zlib's reader of zip files, has a 64-bit interface only if
 # asked.
 find_package(PNG REQUIRED)

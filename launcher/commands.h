@@ -16,6 +16,8 @@ struct PrepareArguments {
   std::string tokenizer = "bytes";
   std::string like;             // run, checkpoint or corpus whose tokenizer to use; empty: none
   std::int64_t vocabulary = 0;  // 0: the tokenizer's own default
+  bool lines = false;           // each line of a file is a document
+  std::optional<std::string> separator, jsonl;  // between documents; the field of JSON Lines
   std::optional<std::string> text_column, label_column;  // of tables: a name, or a number from 1
   bool header = false;                                   // the first line of a table has names
   bool images = false;     // the input is images; the next four are only for them

@@ -226,7 +226,8 @@ void warn_at_start(const configs::Config& config, const Task& task, const Corpus
           "with the same mesh.tensor",
           start.before->mesh().tensor(), config.mesh().tensor());
     }
-    warn_of_rate_jump(start.before->train(), config.train(), start.train.step + 1);
+    warn_of_rate_jump(start.before->train(), config.train(), start.train.step + 1,
+                      start.train.consumed / source.num_samples());
     if (config.checkpoint().keep_best())
       warn_of_other_losses(start.before->evaluate(), config.evaluate());
   }
@@ -329,6 +330,7 @@ Outcome run_logged(const configs::Config& config, const RunPaths& paths, bool fr
     run.folder->cut_metrics(start.metrics_bytes);
   }
 
+  const std::int64_t samples_per_epoch = source->num_samples();
   TrainLoader loader(std::move(source), make_loader_options(config, group.rank(), group.size()),
                      state.consumed);
   DevicePrefetcher feed([&] { return loader.next([&] { return hooks.stop.pressing(); }); }, device);
@@ -357,7 +359,7 @@ Outcome run_logged(const configs::Config& config, const RunPaths& paths, bool fr
   checkpoints.check_space();
 
   Trainer trainer({config, *model, feed, group, world.group(), buckets, *optimizer, hooks.stop,
-                   *reporter, activity, checkpoints, evaluator.get(), &agreement,
+                   *reporter, activity, checkpoints, samples_per_epoch, evaluator.get(), &agreement,
                    buckets.passes_are_collective() ? &world.group() : &mesh.tensor_on_host()});
   const Outcome outcome = trainer.run(state);
   if (world.rank() != 0) return outcome;

@@ -129,7 +129,8 @@ Trainer::StepResult Trainer::step(TrainState& state) {
   ++state.step;
   state.held_out_loss.reset();
   const double scale = state.loss_scale.value;
-  const double rate = step_.update(sums, state.step, scale);
+  const double rate =
+      step_.update(sums, state.step, state.consumed / parts_.samples_per_epoch, scale);
 
   // Report.
   require(batch_->global_size > 0, "a batch says how many samples its step takes");

@@ -50,6 +50,7 @@ struct TrainerParts {
   Reporter& reporter;  // of this rank
   Activity& activity;  // of this rank, for the watchdog
   RunCheckpoints& checkpoints;
+  std::int64_t samples_per_epoch;
   Evaluator* evaluator = nullptr;      // null: no evaluation
   Agreement* agreement = nullptr;      // null: ranks are not compared
   ProcessGroup* pass_group = nullptr;  // as for TrainingStep

@@ -60,9 +60,8 @@ class Tree {
          {"attention", "cluster", "configs", "data", "launcher", "models", "runtime", "tests"}) {
       if (!fs::exists(root_ / folder)) continue;
       for (const auto& entry : fs::recursive_directory_iterator(root_ / folder)) {
-        const std::string extension = entry.path().extension();
-        if (extension != ".h" && extension != ".cpp" && extension != ".cu" && extension != ".cuh")
-          continue;
+        static const std::set<std::string> kSources = {".h", ".cpp", ".cu", ".cuh"};
+        if (!kSources.contains(entry.path().extension())) continue;
         texts_[fs::relative(entry.path(), root_).string()] = text_of(entry.path());
       }
     }
@@ -177,9 +176,7 @@ Findings kernels_know_no_libtorch(const Tree& tree) {
     }
   };
   for (const auto& [path, text] : tree.product()) {
-    const std::string extension = fs::path(path).extension();
-    if (extension == ".cu" || extension == ".cuh" || path.find(".simd.cpp") != std::string::npos)
-      reach(path);
+    if (path.ends_with(".cu") || path.ends_with(".cuh") || path.ends_with(".simd.cpp")) reach(path);
   }
   Findings findings;
   for (const std::string& path : reached) {

@@ -21,6 +21,7 @@
 #include "data/prepare/out_folder.h"
 #include "data/prepare/prepare_options.h"
 #include "data/prepare/prepare_progress.h"
+#include "data/prepare/split_overlap.h"
 #include "data/prepare/split_rule.h"
 #include "data/prepare/table.h"
 #include "data/prepare/text_counts.h"
@@ -37,10 +38,16 @@ using configs::CorpusManifest;
 
 constexpr char kStream[] = "tokens", kLabelRecord[] = "label", kUnknownRecord[] = "unknown";
 
-// If a split has several documents, each of them ends in the end mark. A row always does, so that
-// its tokens do not depend on the number of rows.
+// Whether files hold several documents each.
+bool files_hold_many(const PrepareOptions& options) {
+  return options.table || options.format.holds_many();
+}
+
+// If a split has several documents, each of them ends in the end mark. One among many in a file
+// always does, so that its tokens do not depend on their number.
 bool has_end_marks(const PrepareOptions& options, const InputScan& scan) {
-  return options.table || *std::max_element(scan.documents_of.begin(), scan.documents_of.end()) > 1;
+  return files_hold_many(options) ||
+         *std::max_element(scan.documents_of.begin(), scan.documents_of.end()) > 1;
 }
 
 [[noreturn]] void fail_as_changed(const InputScan& before, const InputScan& now) {
@@ -50,12 +57,12 @@ bool has_end_marks(const PrepareOptions& options, const InputScan& scan) {
        counted(now.documents, "document"), counted(now.bytes, "byte"));
 }
 
-// Visits the files, or the rows if they are tables.
+// Visits the documents in the files.
 InputScan for_each_input(const PrepareOptions& options, const std::vector<InputPath>& inputs,
                          const OutFolder& folder,
                          const std::function<void(const Document&)>& visit) {
   if (options.table) return for_each_row(inputs, folder.path(), *options.table, visit);
-  return for_each_document(inputs, folder.path(), visit);
+  return for_each_text(inputs, folder.path(), options.format, visit);
 }
 
 // XXH3-128 over names and text of the input, whatever the times of its files.
@@ -117,9 +124,10 @@ class Preparation {
     TextHash text_hash;
     const InputScan now = for_each_input(options_, inputs_, folder_, [&](const Document& document) {
       text_hash.begin(document);
+      DocumentReader reader(document);
       for (const DocumentPiece& piece : rule_.pieces(document)) {
         std::int64_t piece_bytes = 0;
-        for_each_chunk(document, piece.begin, piece.end, options_.chunk_bytes,
+        for_each_chunk(reader, piece.begin, piece.end, options_.chunk_bytes,
                        [&](std::string_view part, std::int64_t offset) {
                          text_hash.add(part);
                          const std::string_view text = checker.check(document, part, offset);
@@ -223,6 +231,7 @@ class Preparation {
                                      record(kUnknownRecord, CorpusManifest::u8),
                                      options_.shard_tokens);
     }
+    SplitOverlap overlap;
     std::string lost;  // of the first part that the tokens do not give back
     const auto visit = [&](const Document& document, const DocumentPiece& piece,
                            std::string_view text, std::int64_t offset) {
@@ -230,6 +239,7 @@ class Preparation {
       std::string unknown;
       const auto ids = encoded(*tokenizer, document, text, offset, unknown);
       output.counter.add(text);
+      overlap.add(text);
       const auto back = output.counter.add_tokens(*tokenizer, text, ids, unknown);
       if (back && lost.empty()) {
         lost = fmt::format("in {} of {}, {}", counted(text.size(), "byte"), document.shown_path,
@@ -251,11 +261,13 @@ class Preparation {
         output.writer->append({static_cast<std::int32_t>(entry.end_of_document())});
       output.writer->end_document();
       output.counter.end_document();
+      overlap.end_document(piece.split, document);
       if (!output.labels) return;
       const auto label = static_cast<std::uint16_t>(classes_.value_of(document));
       output.labels->append(&label, 1);
     };
     pass("encode", entry.kind(), visit, end);
+    for (const std::string& note : overlap.notes()) notes_.push_back(note);
     for (const SplitIndex split : {kTrain, kValid, kTest}) {
       if (!rule_.has(split)) continue;
       auto& written = *manifest_.add_split();
@@ -326,6 +338,7 @@ CorpusManifest::Source source_of(const PrepareOptions& options, TokenizerKind ki
                     options.table->label, options.table->header ? ", header" : "",
                     classes.empty() ? "" : ", classes " + xxh3_hex(classes.data(), classes.size()));
   }
+  if (options.format.holds_many()) text += ", " + describe(options.format);
   // Earlier versions, which knew no tables, held out a fraction of the documents, not of their
   // bytes.
   const bool holds_out = options.valid_fraction > 0 || options.test_fraction > 0;
@@ -348,7 +361,8 @@ bool has_same_text(const PrepareOptions& options, const std::vector<InputPath>& 
   TextHash hash;
   for_each_input(options, inputs, folder, [&](const Document& document) {
     hash.begin(document);
-    for_each_chunk(document, 0, document.bytes, options.chunk_bytes,
+    DocumentReader reader(document);
+    for_each_chunk(reader, 0, document.bytes, options.chunk_bytes,
                    [&](std::string_view part, std::int64_t) {
                      hash.add(part);
                      progress.add(static_cast<std::int64_t>(part.size()));
@@ -358,18 +372,20 @@ bool has_same_text(const PrepareOptions& options, const std::vector<InputPath>& 
   return hash.hex() == there.text_hash();
 }
 
-// Reads all rows once, to count them and find their classes. files: the scan of the same files.
-InputScan scan_rows(const PrepareOptions& options, const std::vector<InputPath>& inputs,
-                    const OutFolder& folder, const InputScan& files, Classes& classes,
-                    ProgressReports& progress) {
-  progress.begin("read tables", 0);  // files hold more than texts
-  const InputScan rows = for_each_input(options, inputs, folder, [&](const Document& row) {
-    classes.add(row);
-    progress.add(row.bytes);
+// Reads all documents once, to count them and find their classes. files: the scan of the same
+// files.
+InputScan scan_documents(const PrepareOptions& options, const std::vector<InputPath>& inputs,
+                         const OutFolder& folder, const InputScan& files, Classes& classes,
+                         ProgressReports& progress) {
+  const bool shows = files_hold_many(options);     // else it only looks at files, unless compressed
+  if (shows) progress.begin("read documents", 0);  // files hold more than texts
+  const InputScan scan = for_each_input(options, inputs, folder, [&](const Document& document) {
+    if (options.table) classes.add(document);
+    if (shows) progress.add(document.bytes);
   });
-  progress.end(true);
-  if (rows.hash != files.hash) fail_as_changed(files, rows);
-  return rows;
+  if (shows) progress.end(true);
+  if (scan.hash != files.hash) fail_as_changed(files, scan);
+  return scan;
 }
 
 }  // namespace
@@ -386,12 +402,13 @@ PrepareResult prepare_corpus(const PrepareOptions& given,
   if (kind == TokenizerKind::kBytes) known = KnownTokenizer{.kind = "bytes", .vocabulary = 256};
   if (kind == TokenizerKind::kFile) known = read_tokenizer(options.tokenizer);
   if (kind == TokenizerKind::kLike) known = read_tokenizer(*options.like);
-  if (options.table && kind == TokenizerKind::kLike && !known->end_of_document) {
+  if (files_hold_many(options) && kind == TokenizerKind::kLike && !known->end_of_document) {
     fail(ExitCode::kUsage,
          "--like: its tokenizer has no end mark, because it was made for a single document, and "
-         "rows of a table need one; use --tokenizer instead");
+         "{} need one; use --tokenizer instead",
+         options.table ? "rows of a table" : "documents in one file");
   }
-  ProgressReports progress(callback, (known ? 1 : 2) + (options.table ? 1 : 0));
+  ProgressReports progress(callback, (known ? 1 : 2) + (files_hold_many(options) ? 1 : 0));
   folder.begin();
   folder.clear();
   folder.spool(inputs, progress);
@@ -408,14 +425,16 @@ PrepareResult prepare_corpus(const PrepareOptions& given,
     result.already_prepared = true;
   } else {
     Classes classes(options.class_names);
-    if (options.table) {
-      scan = scan_rows(options, inputs, folder, scan, classes, progress);
-      require_documents(scan, options, "text");
-      classes.finish(inputs.front().path);
-    }
+    scan = scan_documents(options, inputs, folder, scan, classes, progress);
+    require_documents(scan, options, "text");
+    if (options.table) classes.finish(inputs.front().path);
     Preparation preparation(options, kind, folder, inputs, scan, classes, progress);
     CorpusManifest manifest = preparation.run(known);
     result.notes = preparation.notes();
+    if (scan.empty_texts > 0) {
+      result.notes.push_back(
+          fmt::format("skipped {} without text", counted(scan.empty_texts, "document")));
+    }
     *manifest.mutable_source() = source;
     manifest.mutable_source()->set_text_hash(preparation.text_hash());
     write_file_durably(folder.file(kCorpusManifestName), manifest_json(manifest));

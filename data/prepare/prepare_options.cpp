@@ -84,6 +84,18 @@ PrepareOptions checked_options(PrepareOptions options, TokenizerKind kind) {
     check_column("--label-column", table.label);
     table.header |= !is_column_number(table.text) || !is_column_number(table.label);
   }
+  if (options.format.holds_many()) {
+    const bool lines = options.format.kind == TextFormat::kJsonLines;
+    if (options.table) {
+      fail(ExitCode::kUsage,
+           "--text-column: the files are tables, whose rows are documents; leave out --jsonl, "
+           "--lines and --separator");
+    }
+    if (options.format.kind != TextFormat::kLines && options.format.name.empty()) {
+      fail(ExitCode::kUsage, "{}: must not be empty", lines ? "--jsonl" : "--separator");
+    }
+    if (lines) check_column("--jsonl", options.format.name);
+  }
   constexpr std::int64_t kMaxIds = 1 << 20;
   const bool of_words = kind == TokenizerKind::kWords || kind == TokenizerKind::kWhiteSpace;
   const bool learns = of_words || kind == TokenizerKind::kSentencePiece;

@@ -11,8 +11,8 @@ void CommandLine::add_prepare() {
       app_, "prepare",
       "Make a corpus folder from text, from tables of labeled text, or from images",
       "  birkhoff prepare --out corpus/shakespeare --tokenizer chars shakespeare.txt\n"
-      "  zcat news.gz | birkhoff prepare --out corpus/news --tokenizer sentencepiece "
-      "--vocab-size 8000 -\n"
+      "  birkhoff prepare --out corpus/news --tokenizer sentencepiece --vocab-size 8000 "
+      "--jsonl text news/*.jsonl.zst\n"
       "  birkhoff prepare --out corpus/wiki --tokenizer words --train wiki.train --valid "
       "wiki.valid --test wiki.test\n"
       "  birkhoff prepare --out corpus/more --like run/first more/\n"
@@ -33,6 +33,19 @@ void CommandLine::add_prepare() {
   c->add_option("--vocab-size", prepare_.vocabulary,
                 "maximum number of token ids, for words, whitespace and sentencepiece")
       ->check(CLI::Range(std::int64_t{2}, std::int64_t{10'000'000}));
+  CLI::Option* lines = c->add_flag("--lines", prepare_.lines, "each line of a file is a document");
+  CLI::Option* separator =
+      c->add_option("--separator", prepare_.separator,
+                    "a file holds documents with this text between them, for instance "
+                    "\"<|endoftext|>\"; a line end right after it belongs to it")
+          ->type_name("TEXT")
+          ->excludes(lines);
+  CLI::Option* jsonl =
+      c->add_option("--jsonl", prepare_.jsonl,
+                    "for JSON Lines: this field of the object in each line is a document")
+          ->type_name("FIELD")
+          ->excludes(lines)
+          ->excludes(separator);
   c->add_option(
        "--text-column", prepare_.text_column,
        "for tables (.tsv), whose rows are documents: column of the text, by name or by number "
@@ -48,7 +61,10 @@ void CommandLine::add_prepare() {
            "--images", prepare_.images,
            "the input is images: folders of PNG and JPEG files (a class each, or unlabeled), "
            "MNIST's idx, CIFAR's binary files, npz batches")
-          ->excludes(tokenizer);
+          ->excludes(tokenizer)
+          ->excludes(lines)
+          ->excludes(separator)
+          ->excludes(jsonl);
   c->add_option("--image-size", prepare_.image_size,
                 "resize images to cover this size, and crop them to it at the center")
       ->type_name("N or ROWSxCOLUMNS")
@@ -78,7 +94,8 @@ void CommandLine::add_prepare() {
         "FRACTION or PATH ...");
   texts("--train", "texts to train on; use it instead of PATH if --valid or --test name texts",
         "PATH ...");
-  texts("PATH", "files, folders, or (for text) - for standard input", "");
+  texts("PATH",
+        "files (text may be gzip or zstd data), folders, or (for text) - for standard input", "");
 }
 
 // CLI11 returns values per option; only parse_order() knows the order across options.

@@ -136,6 +136,14 @@ std::optional<TableColumns> table_columns(const PrepareArguments& arguments) {
   return std::nullopt;
 }
 
+// The parser accepts one of the three.
+TextFormat text_format(const PrepareArguments& arguments) {
+  if (arguments.lines) return {.kind = TextFormat::kLines};
+  if (arguments.separator) return {.kind = TextFormat::kSeparator, .name = *arguments.separator};
+  if (arguments.jsonl) return {.kind = TextFormat::kJsonLines, .name = *arguments.jsonl};
+  return {};
+}
+
 // Of "64" or "48x64".
 ImageSize image_size(const std::string& text) {
   const std::size_t cross = text.find('x');
@@ -178,6 +186,7 @@ PrepareOptions prepare_options(const PrepareArguments& arguments,
   options.vocab_size = arguments.vocabulary;
   for (const std::string& note : set_texts(arguments.texts, options))
     err << "prepare: " << note << '\n';
+  options.format = text_format(arguments);
   options.table = table_columns(arguments);
   if (images && !arguments.like.empty()) {
     options.class_names = class_names(arguments.like);

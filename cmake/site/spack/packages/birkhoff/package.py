@@ -32,6 +32,7 @@ class Birkhoff(CMakePackage):
     depends_on("libpng")
     depends_on("jpeg")
     depends_on("minizip")
+    depends_on("zstd")
     depends_on("cuda@13", when="+cuda")
     depends_on("nccl", when="+cuda")
 

@@ -1,4 +1,4 @@
-#include "data/prepare/text_lines.h"
+#include "data/text/text_lines.h"
 
 #include <fmt/format.h>
 
@@ -6,17 +6,22 @@
 #include <utility>
 
 #include "cluster/base/error.h"
-#include "data/prepare/text_kind.h"
+#include "data/text/packed_text.h"
 
 namespace birkhoff {
 
 TextLines::TextLines(File file, std::string shown_path)
-    : file_(std::move(file)), shown_path_(std::move(shown_path)) {}
+    : TextLines(TextFile(std::move(file), shown_path), shown_path, kMaxLineBytes) {}
+
+TextLines::TextLines(TextFile file, std::string shown_path, std::int64_t max_line_bytes)
+    : file_(std::move(file)),
+      shown_path_(std::move(shown_path)),
+      max_line_bytes_(static_cast<std::size_t>(max_line_bytes)) {}
 
 std::optional<std::string_view> TextLines::next() {
   ++number_;
   std::size_t end = buffer_.find('\n', begin_);
-  while (end == std::string::npos && buffer_.size() - begin_ <= kMaxLineBytes) {
+  while (end == std::string::npos && buffer_.size() - begin_ <= max_line_bytes_) {
     const std::size_t had = buffer_.size() - begin_;
     if (!read_more()) break;
     end = buffer_.find('\n', had);
@@ -28,11 +33,11 @@ std::optional<std::string_view> TextLines::next() {
     require_not_packed(shown_path_, line);
     if (line.starts_with(kUtf8Mark)) line.remove_prefix(kUtf8Mark.size());
   }
-  if (line.size() > kMaxLineBytes) {
+  if (line.size() > max_line_bytes_) {
     fail(
         ExitCode::kData,
         "{}: the line is longer than {} bytes; cut its text, or give a file with one text per line",
-        place(), kMaxLineBytes);
+        place(), max_line_bytes_);
   }
   begin_ = std::min(end + 1, buffer_.size());
   if (line.ends_with('\r')) line.remove_suffix(1);
