@@ -43,7 +43,7 @@ OutFolder::OutFolder(std::string path) : path_(std::move(path)) {
 void OutFolder::require_outside(const std::string& input) const {
   if (input == "-") return;
   if (same_file(input, path_) || same_file(parent_path(input), path_)) {
-    fail(ExitCode::kUsage, "{}: lies in --out {}; name another folder, or move the text out", input,
+    fail(ExitCode::kUsage, "{}: lies in --out {}; name another folder, or move it out", input,
          path_);
   }
 }
