@@ -16,17 +16,20 @@ namespace {
 using google::protobuf::FieldDescriptor;
 using google::protobuf::Message;
 
-void check_number(const Message& message, const FieldDescriptor& field, const std::string& path,
+void check_number(const Message& message, const SetValue& number_of,
                   const SourceLocations& places) {
+  const FieldDescriptor& field = *number_of.field;
   const auto check = [&](auto value) {
     const auto number = static_cast<double>(value);
     const bool fits = !field.options().GetExtension(configs::odd) || std::fmod(number, 2) != 0;
     if (fits && Range(field.options().GetExtension(configs::range)).contains(number)) return;
-    config_error(places, path, "must be in {}, is {}", range_text(field), value);
+    config_error(places, number_of.path, "must be in {}, is {}", range_text(field), value);
   };
   const auto& reflection = *message.GetReflection();
   if (is_integer(field)) {
-    check(std::stoll(value_text(message, &field)));
+    check(std::stoll(value_text(message, &field, number_of.index)));
+  } else if (field.is_repeated()) {
+    check(reflection.GetRepeatedFloat(message, &field, number_of.index));
   } else if (field.cpp_type() == FieldDescriptor::CPPTYPE_FLOAT) {
     check(reflection.GetFloat(message, &field));
   } else {
@@ -55,7 +58,7 @@ void check_message(const Message& message, const std::string& path, const Source
                                    : reflection.GetRepeatedString(message, field, value.index),
                    value.path, places);
     } else if (field->options().HasExtension(configs::range)) {  // all numbers but seeds
-      check_number(message, *field, value.path, places);
+      check_number(message, value, places);
     }
   }
 }
