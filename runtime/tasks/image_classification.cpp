@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cmath>
 
 #include "cluster/base/error.h"
 #include "cluster/base/text/plural.h"
@@ -133,14 +132,6 @@ class ImageClassificationTask final : public Task {
       if (values->size() <= 1 || values->size() == shape.channels) continue;
       fail(ExitCode::kConfig, "{}.{}: has {}, but images have {}; give one value, or one for each",
            kTask, name, counted(values->size(), "value"), counted(shape.channels, "channel"));
-    }
-    if (std::ranges::any_of(task().pixel_mean(), [](float x) { return !std::isfinite(x); })) {
-      fail(ExitCode::kConfig, "{}.pixel_mean: must be finite", kTask);
-    }
-    if (std::ranges::any_of(task().pixel_std(),
-                            [](float x) { return !(x > 0 && std::isfinite(x)); })) {
-      fail(ExitCode::kConfig,
-           "{}.pixel_std: must be above 0 and finite, because values are divided by it", kTask);
     }
   }
 
