@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <memory>
 #include <ranges>
 #include <type_traits>
 
@@ -116,8 +117,9 @@ void ShardReader::read_part(const Region& region, std::int64_t from, std::int64_
   const std::int64_t begin = first * page_bytes_;
   const std::int64_t end = std::min((last + 1) * page_bytes_, region.bytes);
   const bool is_whole = begin == from && end == from + bytes;
-  if (!is_whole) pages_.resize(static_cast<std::size_t>(end - begin));
-  char* const pages = is_whole ? out : pages_.data();
+  std::unique_ptr<char[]> buffer;
+  if (!is_whole) buffer.reset(new char[static_cast<std::size_t>(end - begin)]);
+  char* const pages = is_whole ? out : buffer.get();
   file_->pread_exact(pages, static_cast<std::size_t>(end - begin), region.offset + begin);
   for (std::int64_t page = first; page <= last; ++page)
     check_page(region, page, pages + (page * page_bytes_ - begin));

@@ -63,7 +63,6 @@ class ShardReader {
   std::vector<std::uint32_t> page_crcs_;  // empty until the first open
   std::vector<bool> checked_;
   std::vector<char> buffer_;  // ids before they are widened
-  std::vector<char> pages_;   // that a read needs only in part
 };
 
 // All shards of a stream or record of the corpus, one after another. The elements of a record, of

@@ -18,7 +18,7 @@ constexpr char kUnfinishedName[] = ".unfinished";
 constexpr char kSpoolPrefix[] = ".input-";
 // Every name that prepare uses in the folder, including the names of temporary files.
 constexpr char kOurNames[] =
-    R"((train|valid|test)-(tokens|label|unknown)-\d{5,}\.h5(\.tmp)?)"
+    R"((train|valid|test)-(tokens|label|unknown|image)-\d{5,}\.h5(\.tmp)?)"
     R"(|(tokenizer\.(chars|words|whitespace|model)|manifest\.json)(\.tmp-.+-\d+-[0-9a-f]{8})?)"
     R"(|\.input-\d+|\.unfinished)";
 
