@@ -143,6 +143,13 @@ void ShardReader::read_bytes(std::int64_t from, std::int64_t count, char* out) {
   read_region(values_, (from - begin_) * element_bytes_, count * element_bytes_, out);
 }
 
+void ShardReader::will_read(std::int64_t from, std::int64_t count) {
+  open();
+  const std::int64_t begin = (from - begin_) * element_bytes_ / page_bytes_ * page_bytes_;
+  const std::int64_t end = (from - begin_ + count) * element_bytes_;
+  file_->will_read(static_cast<std::size_t>(end - begin), values_.offset + begin);
+}
+
 std::uint64_t ShardReader::read(std::int64_t from, std::int64_t count, std::int64_t* out) {
   buffer_.resize(static_cast<std::size_t>(count * element_bytes_));
   read_bytes(from, count, buffer_.data());
@@ -232,6 +239,12 @@ void ShardSequence::for_each_part(std::int64_t from, std::int64_t count, const R
 void ShardSequence::read_bytes(std::int64_t from, std::int64_t count, char* out) {
   for_each_part(from, count, [&](ShardReader& shard, std::int64_t first, std::int64_t part) {
     shard.read_bytes(first, part, out + (first - from) * element_bytes_);
+  });
+}
+
+void ShardSequence::will_read(std::int64_t from, std::int64_t count) {
+  for_each_part(from, count, [](ShardReader& shard, std::int64_t first, std::int64_t part) {
+    shard.will_read(first, part);
   });
 }
 

@@ -26,6 +26,9 @@ class SampleSource {
   // Fills each row of the batch with its sample, and sets sample_ids_B. Only one thread may call it
   // at a time. Error(kData) if the corpus is damaged.
   virtual void fill(Batch& batch, const std::vector<Row>& rows) = 0;
+  // Asks the system to read in the background what a later fill() of these rows will read. The same
+  // thread calls it.
+  virtual void will_fill(const std::vector<Row>& /*rows*/) {}
 };
 
 // Samples [begin, end) of the first epoch as a batch; sample_ids are their indices.

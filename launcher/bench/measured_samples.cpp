@@ -58,6 +58,10 @@ class RecordRows final : public SampleSource {
     return batch;
   }
 
+  void will_fill(const std::vector<Row>& rows) override {
+    for (const Row& row : rows) rows_.will_read(row.sample, 1);
+  }
+
   void fill(Batch& batch, const std::vector<Row>& rows) override {
     auto* out = static_cast<char*>(batch.at(kRows).mutable_data_ptr());
     auto* sample_ids = batch.sample_ids_B.mutable_data_ptr<std::int64_t>();
