@@ -49,7 +49,7 @@ void fail_as_empty(SplitIndex split, const std::string& first_path, const std::s
 }
 
 void require_same(const OutFolder& folder, const configs::CorpusManifest::Source& source,
-                  const char* what,
+                  const char* what, const char* why_no_hash,
                   const std::function<bool(const configs::CorpusManifest::Source&)>& same_content) {
   const Corpus corpus(folder.path());
   const auto& there = corpus.manifest().source();
@@ -65,8 +65,7 @@ void require_same(const OutFolder& folder, const configs::CorpusManifest::Source
        "delete this one",
        folder.path(), what,
        there.has_text_hash() ? ""
-                             : ", or its files were touched since (their times are recorded, not "
-                               "what is in them)");
+                             : fmt::format(", or its files were touched since ({})", why_no_hash));
 }
 
 }  // namespace birkhoff

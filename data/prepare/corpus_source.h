@@ -27,9 +27,10 @@ void require_documents(const InputScan& scan, const PrepareOptions& options, con
                                 const std::string& of_what, const PrepareOptions& options);
 
 // Error(kUsage) if the folder holds a corpus made from another source, unless `same_content` says
-// that only the times of the files differ. what: "text", "images".
+// that only the times of the files differ. what: "text", "images". why_no_hash: why a corpus may
+// record these times and not what is in the files.
 void require_same(const OutFolder& folder, const configs::CorpusManifest::Source& source,
-                  const char* what,
+                  const char* what, const char* why_no_hash,
                   const std::function<bool(const configs::CorpusManifest::Source&)>& same_content);
 
 }  // namespace birkhoff

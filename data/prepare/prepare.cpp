@@ -419,9 +419,12 @@ PrepareResult prepare_corpus(const PrepareOptions& given,
   result.not_regular = scan.not_regular;
   const CorpusManifest::Source source = source_of(options, kind, known, scan);
   if (folder.finished()) {
-    require_same(folder, source, "text", [&](const CorpusManifest::Source& there) {
-      return has_same_text(options, inputs, folder, there, scan.bytes, progress);
-    });
+    require_same(
+        folder, source, "text",
+        "an earlier version made the corpus, which recorded their times and not their text",
+        [&](const CorpusManifest::Source& there) {
+          return has_same_text(options, inputs, folder, there, scan.bytes, progress);
+        });
     result.already_prepared = true;
   } else {
     Classes classes(options.class_names);

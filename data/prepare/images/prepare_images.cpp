@@ -274,7 +274,8 @@ PrepareResult prepare_images(const PrepareOptions& given, const ImageOptions& im
     is_finished = first.back() == '+';
   }
   if (is_finished && is_first) {
-    require_same(folder, source, "images", [](const auto&) { return false; });
+    require_same(folder, source, "images", "of images only the times are recorded",
+                 [](const auto&) { return false; });
     result.already_prepared = true;
   } else if (!is_finished) {
     ImagePreparation preparation(options, images, folder, input, classes, source, progress, ranks);
