@@ -114,7 +114,10 @@ std::vector<BadInput> contradictions() {
                "train.schedule.warmup_steps=0",
        .code = ExitCode::kConfig,
        .words = {"warmup_steps", "rsqrt"}},
-      value("train.schedule.shape=step_decay", {"decay_epoch", "is empty", "shape constant"}),
+      {.name = "step decay without epochs",
+       .line = "config print good.txtpb --set train.schedule.shape=step_decay",
+       .code = ExitCode::kConfig,
+       .words = {"train.schedule.decay_epoch", "is empty", "shape constant"}},
       value("train.schedule.decay_epoch=[3]", {"no effect with shape", "shape step_decay"}),
       {.name = "decay epochs that do not ascend",
        .line = "config print good.txtpb --set train.schedule.shape=step_decay --set "

@@ -13,8 +13,8 @@
 #include "data/prepare/split_overlap.h"
 #include "data/text/text_file.h"
 #include "tests/data/helpers.h"
-#include "tests/data/packed_bytes.h"
 #include "tests/data/prepare_helpers.h"
+#include "tests/data/text/packed_bytes.h"
 #include "tests/sample_data.h"
 #include "tests/sanitized.h"
 
