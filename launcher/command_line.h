@@ -85,6 +85,7 @@ class CommandLine {
   TransportArguments transport_;
   BenchLoaderArguments bench_loader_;
   BenchCommArguments bench_comm_;
+  BenchCorpusArguments bench_corpus_;
   BenchStepArguments bench_step_;
   BenchAttentionArguments bench_attention_;
   SubmitArguments submit_;

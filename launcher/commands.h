@@ -198,9 +198,20 @@ int verify_command(const std::string& path, std::ostream& out, std::ostream& err
 struct BenchLoaderArguments {
   std::vector<std::string> line;
   std::string corpus;  // empty: makes one of random bytes in a temporary folder
+  std::string record;  // its rows; empty: windows of tokens, or the record with the largest rows
+  std::int64_t length = 1024;  // of windows
+  bool cold = false;           // drop the shards from the page cache first
   int rounds = 20;
 };
 int bench_loader_command(const BenchLoaderArguments& arguments, std::ostream& out);
+
+struct BenchCorpusArguments {
+  std::string name, out;  // of generated_names() (data/generate/generate.h); the folder to make
+  double scale = 1;
+  std::uint64_t seed = 1;
+};
+int bench_corpus_command(const BenchCorpusArguments& arguments, std::ostream& out,
+                         std::ostream& err);
 
 struct BenchCommArguments {
   std::vector<std::string> line;

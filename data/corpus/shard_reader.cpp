@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <memory>
 #include <ranges>
 #include <type_traits>
 
@@ -174,6 +175,12 @@ void ShardReader::read_bytes(std::int64_t from, std::int64_t count, char* out) {
   read_region(values_, (from - begin_) * element_bytes_, count * element_bytes_, out);
 }
 
+void ShardReader::will_read(std::int64_t from, std::int64_t count) {
+  const std::int64_t begin = (from - begin_) * element_bytes_ / page_bytes_ * page_bytes_;
+  const std::int64_t end = (from - begin_ + count) * element_bytes_;
+  opened()->file.will_read(static_cast<std::size_t>(end - begin), values_.offset + begin);
+}
+
 std::uint64_t ShardReader::read(std::int64_t from, std::int64_t count, std::int64_t* out) {
   thread_local std::vector<char> ids;
   ids.resize(static_cast<std::size_t>(count * element_bytes_));
@@ -271,6 +278,12 @@ void ShardSequence::for_each_part(std::int64_t from, std::int64_t count, const R
 void ShardSequence::read_bytes(std::int64_t from, std::int64_t count, char* out) {
   for_each_part(from, count, [&](ShardReader& shard, std::int64_t first, std::int64_t part) {
     shard.read_bytes(first, part, out + (first - from) * element_bytes_);
+  });
+}
+
+void ShardSequence::will_read(std::int64_t from, std::int64_t count) {
+  for_each_part(from, count, [](ShardReader& shard, std::int64_t first, std::int64_t part) {
+    shard.will_read(first, part);
   });
 }
 

@@ -35,8 +35,10 @@ class ShardReader {
   std::int64_t first_document() const { return first_document_; }
   // Copies elements [from, from + count), all within this shard. Damaged pages: Error(kData).
   void read_bytes(std::int64_t from, std::int64_t count, char* out);
-  // The same for token ids of 1, 2 or 4 bytes, widened. Returns the largest of them; a negative id
-  // counts as 2^31 or more.
+  // Asks the system to read the pages of these elements in the background.
+  void will_read(std::int64_t from, std::int64_t count);
+  // As read_bytes() for token ids of 1, 2 or 4 bytes, widened. Returns the largest of them; a
+  // negative id counts as 2^31 or more.
   std::uint64_t read(std::int64_t from, std::int64_t count, std::int64_t* out);
   // Appends the document ends e in this shard with from < e <= to.
   void append_document_ends(std::int64_t from, std::int64_t to, std::vector<std::int64_t>& out);
@@ -94,6 +96,7 @@ class ShardSequence {
   std::int64_t documents() const { return documents_; }
   // As ShardReader's, across shards.
   void read_bytes(std::int64_t from, std::int64_t count, char* out);
+  void will_read(std::int64_t from, std::int64_t count);
   std::uint64_t read(std::int64_t from, std::int64_t count, std::int64_t* out);
   // The document ends e with from < e <= to, ascending; from < to.
   std::vector<std::int64_t> document_ends(std::int64_t from, std::int64_t to);
@@ -133,6 +136,7 @@ class StreamReader {
   // Reads ids [from, from + count), across shards. Error(kData) if an id is not below the
   // vocabulary.
   void read(std::int64_t from, std::int64_t count, std::int64_t* out);
+  void will_read(std::int64_t from, std::int64_t count) { shards_.will_read(from, count); }
   // The document ends e (the position after a document's last token) with from < e <= to,
   // ascending.
   std::vector<std::int64_t> document_ends(std::int64_t from, std::int64_t to);

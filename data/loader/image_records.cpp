@@ -36,6 +36,10 @@ class ImageRecords final : public SampleSource {
     return batch;
   }
 
+  void will_fill(const std::vector<Row>& rows) override {
+    for (const Row& row : rows) images_.will_read(row.sample, 1);
+  }
+
   void fill(Batch& batch, const std::vector<Row>& rows) override {
     require(static_cast<std::int64_t>(rows.size()) == batch.size(), "one Row per row of the batch");
     auto* images = batch.at(field::kImages).mutable_data_ptr<std::uint8_t>();

@@ -1,6 +1,7 @@
 // Batches for one rank, prepared by background threads. The order of samples is a keyed
 // permutation computed on the fly from (seed, epoch): start-up needs no index, and the position in
-// the data is one number, `consumed`.
+// the data is one number, `consumed`. If reading takes long, a thread announces the rows of the
+// next batches to the system, which reads them in the background and at the same time.
 #pragma once
 
 #include <cstdint>

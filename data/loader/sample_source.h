@@ -26,6 +26,9 @@ class SampleSource {
   // Fills each row of the batch with its sample, and sets sample_ids_B. Several threads may call it
   // at once, for different rows. Error(kData) if the corpus is damaged.
   virtual void fill(Batch& batch, const std::vector<Row>& rows) = 0;
+  // Asks the system to read in the background what a later fill() of these rows will read.
+  // Several threads may call it at once.
+  virtual void will_fill(const std::vector<Row>& /*rows*/) {}
 };
 
 // Samples [begin, end) of the first epoch as a batch; sample_ids are their indices.

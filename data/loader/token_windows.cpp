@@ -55,6 +55,13 @@ class TokenWindows : public SampleSource {
     return batch;
   }
 
+  void will_fill(const std::vector<Row>& rows) override {
+    for (const Row& row : rows) {
+      const std::int64_t first = first_token(row);
+      reader_.will_read(first, std::min(length_ + 1, reader_.elements() - first));
+    }
+  }
+
   // Pads rows after the end of the stream. The mask is 0 where there is no target.
   void fill(Batch& batch, const std::vector<Row>& rows) override {
     require(static_cast<std::int64_t>(rows.size()) == batch.size(), "one Row per row of the batch");
