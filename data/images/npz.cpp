@@ -64,8 +64,8 @@ class NpyReader {
       const auto part = static_cast<unsigned>(std::min<std::size_t>(bytes, 1 << 30));
       errno = 0;
       const int got = unzReadCurrentFile(zip_.get(), next, part);
-      // Without a system error, the file is shorter than its directory says.
-      if (got == UNZ_ERRNO && errno != 0) {
+      // Without an error of the system, or with one about an offset, the zip directory is wrong.
+      if (got == UNZ_ERRNO && errno != 0 && errno != EINVAL && errno != EOVERFLOW) {
         fail(ExitCode::kStorage, "{}: cannot read its array '{}': {}; check the file system", path_,
              name_, std::strerror(errno));
       }
