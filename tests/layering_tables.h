@@ -33,7 +33,7 @@ inline const std::map<std::string, std::vector<std::string>> kDoors = {
     {"png.h", {"data/images/png", "launcher/commands/image_grid"}},
     {"jpeglib.h", {"data/images/jpeg"}},
     {"minizip/", {"data/images/npz"}},
-    {"zlib.h", {"data/images/image_array", "data/text/text_file"}},
+    {"zlib.h", {"data/text/text_file"}},
     {"zstd.h", {"data/text/text_file"}},
     {"torch/torch.h", {}},
     {"nccl.h", {"cluster/nccl_group", "launcher/bench/nccl_peer"}},

@@ -26,7 +26,7 @@ struct Image {
   std::vector<std::uint8_t> pixels;  // [rows, columns, channels]
 };
 
-// What does not say what to change stays as it is in the file.
+// An unset field leaves that property of the image unchanged.
 struct ImageForm {
   std::optional<ImageSize> size;  // resized and cropped (data/images/resize.h)
   std::optional<int> channels;    // 1 or 3

@@ -1,7 +1,5 @@
 #include "data/images/image_array.h"
 
-#include <zlib.h>
-
 #include <algorithm>
 #include <array>
 #include <filesystem>
@@ -9,6 +7,7 @@
 
 #include "cluster/base/error.h"
 #include "cluster/base/files/file.h"
+#include "data/text/text_file.h"
 
 namespace birkhoff {
 namespace {
@@ -19,35 +18,24 @@ constexpr std::int64_t kMaxBytes = 512 << 20;
 constexpr std::string_view kIdxImages("\0\0\x08\x03", 4), kIdxLabels("\0\0\x08\x01", 4);
 constexpr std::size_t kCifar10Bytes = 1 + 3072, kCifar100Bytes = 2 + 3072;
 
-// The content of a gzip file.
-std::string unpacked(const std::string& packed) {
-  z_stream stream = {};
-  require(inflateInit2(&stream, 16 + MAX_WBITS) == Z_OK, "zlib starts");
-  const std::unique_ptr<z_stream, int (*)(z_stream*)> end(&stream, inflateEnd);
-  stream.next_in = reinterpret_cast<Bytef*>(const_cast<char*>(packed.data()));
-  stream.avail_in = static_cast<uInt>(packed.size());
-  std::string bytes;
-  int status = Z_OK;
-  while (status == Z_OK) {
-    const std::size_t size = bytes.size();
-    reject_if(size >= kMaxBytes, "unpacks to more than {} bytes", kMaxBytes);
-    bytes.resize(std::max<std::size_t>(1 << 16, 2 * size));
-    stream.next_out = reinterpret_cast<Bytef*>(bytes.data() + size);
-    stream.avail_out = static_cast<uInt>(bytes.size() - size);
-    status = inflate(&stream, Z_NO_FLUSH);
-    bytes.resize(bytes.size() - stream.avail_out);
-  }
-  reject_if(status == Z_BUF_ERROR, "damaged: its gzip data end early");
-  reject_if(status != Z_STREAM_END, "damaged gzip data: {}",
-            stream.msg == nullptr ? "unknown method" : stream.msg);
-  reject_if(stream.avail_in > 0, "damaged: {} bytes after its gzip data", stream.avail_in);
-  return bytes;
-}
-
-// The content of a file, unpacked if gzip has compressed it.
+// The content of a file, unpacked if it is compressed.
 std::string content_of(const std::string& path) {
-  std::string bytes = read_file(path, kMaxBytes, ExitCode::kData);
-  return bytes.starts_with("\x1f\x8b") ? unpacked(bytes) : bytes;
+  TextFile file(File::open_for_read(path), path);
+  std::string bytes;
+  while (true) {
+    const std::size_t size = bytes.size();
+    reject_if(size > kMaxBytes, "has more than {} bytes, unpacked", kMaxBytes);
+    bytes.resize(std::max<std::size_t>(1 << 16, 2 * size));
+    std::size_t end = size;
+    while (end < bytes.size()) {
+      const std::size_t got = file.read_some(bytes.data() + end, bytes.size() - end);
+      if (got == 0) break;
+      end += got;
+    }
+    const bool is_whole = end < bytes.size();
+    bytes.resize(end);
+    if (is_whole) return bytes;
+  }
 }
 
 std::int64_t big_endian(const std::string& bytes, std::size_t at) {
@@ -167,7 +155,7 @@ std::string idx_images_path(const std::string& labels_path) {
 }
 
 std::unique_ptr<ImageArray> open_image_array(const std::string& path) {
-  const File file = File::open_for_read(path, ExitCode::kData);
+  const File file = File::open_for_read(path);
   std::string start(static_cast<std::size_t>(std::min<std::int64_t>(file.size(), 4)), '\0');
   file.pread_exact(start.data(), start.size(), 0);
   if (start == "PK\x03\x04") return open_npz(path);

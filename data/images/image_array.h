@@ -31,8 +31,9 @@ class ImageArray {
   std::vector<std::int64_t> labels_;
 };
 
-// Recognizes the format by the content, which gzip may have compressed (idx only).
-// std::invalid_argument says why the file cannot be read.
+// Recognizes the format by the content, which gzip or zstd may have compressed (not npz).
+// std::invalid_argument says why the file cannot be read; Error(kData) if its compressed data are
+// damaged.
 std::unique_ptr<ImageArray> open_image_array(const std::string& path);
 
 // The file that holds the labels of an idx file of images, by its name: "images" becomes "labels",

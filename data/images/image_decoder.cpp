@@ -20,6 +20,15 @@ constexpr std::int64_t kMaxPictureBytes = 256 << 20;
 // picture, "i0 path" to inspect a file.
 enum : char { kArray = 'a', kPicture = 'p', kInspect = 'i' };
 
+std::string read_picture_file(const std::string& path) {
+  const File file = File::open_for_read(path);
+  reject_if(file.size() > kMaxPictureBytes, "has {} bytes (at most {})", file.size(),
+            kMaxPictureBytes);
+  std::string bytes(static_cast<std::size_t>(file.size()), '\0');
+  file.pread_exact(bytes.data(), bytes.size(), 0);
+  return bytes;
+}
+
 // An answer begins with one of these; both processes are the same program.
 struct ImageHead {
   ImageShape shape;
@@ -63,8 +72,7 @@ class ImageServer {
         parse_number<std::int64_t>(std::string_view(request).substr(1, space - 1)).value();
     try {
       if (request[0] == kInspect) return inspect(path);
-      if (request[0] == kPicture)
-        return image_answer(read_picture(read_file(path, kMaxPictureBytes, ExitCode::kData)), -1);
+      if (request[0] == kPicture) return image_answer(read_picture(read_picture_file(path)), -1);
       ImageArray& array = opened(path);
       reject_if(number >= array.images(), "has only {} images: it changed", array.images());
       const auto& labels = array.labels();
@@ -78,7 +86,7 @@ class ImageServer {
 
  private:
   std::string inspect(const std::string& path) {
-    const File file = File::open_for_read(path, ExitCode::kData);
+    const File file = File::open_for_read(path);
     std::string start(static_cast<std::size_t>(std::min<std::int64_t>(file.size(), 8)), '\0');
     file.pread_exact(start.data(), start.size(), 0);
     std::vector<std::int64_t> labels;
@@ -110,8 +118,12 @@ class ImageServer {
   std::unique_ptr<ImageArray> array_;
 };
 
-// Why a file could not be read; empty if it could. Throws errors of the file system.
+// Why a file could not be read; empty if it could. Throws errors of the machine.
 std::string damage_of(const std::string& path, const LimitedChild::Answer& answer) {
+  if (answer.ended && answer.code != ExitCode::kData) {
+    fail(answer.code, "{}: the process that read it {}, twice; {}, then start the command again",
+         path, answer.text, answer.cure());
+  }
   if (answer.ended)
     return fmt::format("{}: damaged: the process that read it {}", path, answer.text);
   if (answer.code == ExitCode::kOk) return "";

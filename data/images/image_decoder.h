@@ -41,7 +41,8 @@ class ImageDecoder {
   // cannot be read.
   ImageFile inspect(const std::string& path);
   // Calls take(i, image) for each, in order. The child holds the last file open: ask for images of
-  // a file in the order of their numbers. Errors of the file system are thrown.
+  // a file in the order of their numbers. Errors of the file system (also if a file is missing) and
+  // of the machine (it ended the child twice) are thrown.
   void decode(const std::vector<WantedImage>& wanted,
               const std::function<void(std::size_t i, DecodedImage decoded)>& take);
 

@@ -8,7 +8,6 @@
 #include "cluster/base/error.h"
 #include "cluster/base/files/checksum.h"
 #include "cluster/base/files/file.h"
-#include "cluster/base/text/number_text.h"
 #include "configs/loader/checksummed_json.h"
 #include "data/corpus/shard_file.h"
 #include "data/corpus/shard_format.h"
@@ -18,16 +17,42 @@ namespace {
 
 using configs::CorpusManifest;
 
-// A note names the damages of a shard, so it may be long.
+// Class names have at most 2 MiB, and paths 4,096 bytes; JSON may write six characters for one.
 constexpr std::int64_t kMaxNoteBytes = 64 << 20;
 
-constexpr char kNotePrefix[] = ".finished-";
-
 std::string note_name(const std::string& split, std::int64_t shard) {
-  return fmt::format("{}{}-{:05}", kNotePrefix, split, shard);
+  return fmt::format("{}{}-{:05}", kFinishedPrefix, split, shard);
+}
+
+// A line with the number of images, then a line "COUNT REASON" for each reason.
+std::string damages_text(const ImageDamages& damages) {
+  std::string text = fmt::format("{}\n", damages.images);
+  for (const auto& [reason, count] : damages.reasons) text += fmt::format("{} {}\n", count, reason);
+  return text;
+}
+
+ImageDamages parse_damages(const std::string& text) {
+  ImageDamages damages;
+  std::istringstream lines(text);
+  lines >> damages.images;
+  std::int64_t count = 0;
+  for (std::string reason; lines >> count && std::getline(lines.ignore(1), reason);)
+    damages.reasons[reason] = count;
+  return damages;
 }
 
 }  // namespace
+
+void ImageDamages::add(const std::string& reason, std::int64_t count) {
+  images += count;
+  if (reasons.size() < kMaxReasons || reasons.contains(reason)) reasons[reason] += count;
+}
+
+void ImageDamages::add(const ImageDamages& more) {
+  const std::int64_t all = images + more.images;
+  for (const auto& [reason, count] : more.reasons) add(reason, count);
+  images = all;
+}
 
 ImageShards::ImageShards(std::string folder, std::string source, CorpusManifest::Record image,
                          std::optional<CorpusManifest::Record> label)
@@ -36,28 +61,21 @@ ImageShards::ImageShards(std::string folder, std::string source, CorpusManifest:
   if (label) *empty_.add_record() = std::move(*label);
 }
 
-// A note has a line "COUNT REASON" for each damage, then a manifest of one split in JSON.
+// A note is a manifest of one split in JSON. Its options are the source, then the damages.
 std::optional<ImageShards::Note> ImageShards::read_note(const std::string& name) const {
   const std::string path = folder_ + "/" + name;
   if (!path_exists(path)) return std::nullopt;
-  std::string text = read_file(path, kMaxNoteBytes);
-  Note note;
-  while (!text.starts_with('{')) {
-    const std::size_t end = text.find('\n'), space = text.find(' ');
-    if (end == std::string::npos || space > end) return std::nullopt;
-    note.damages[text.substr(space + 1, end - space - 1)] =
-        parse_number<std::int64_t>(std::string_view(text).substr(0, space)).value_or(1);
-    text.erase(0, end + 1);
-  }
   CorpusManifest manifest;
   try {
-    parse_checksummed_json(text, Checksum::kRequired, manifest);
+    parse_checksummed_json(read_file(path, kMaxNoteBytes), Checksum::kRequired, manifest);
   } catch (const std::invalid_argument&) {
     return std::nullopt;
   }
-  if (manifest.source().options() != source_ || manifest.split_size() != 1) return std::nullopt;
-  note.split = manifest.split(0);
-  return note;
+  const std::string& options = manifest.source().options();
+  if (!options.starts_with(source_ + "\n") || manifest.split_size() != 1 ||
+      manifest.split(0).record_size() != empty_.record_size())
+    return std::nullopt;
+  return Note{manifest.split(0), parse_damages(options.substr(source_.size() + 1))};
 }
 
 bool ImageShards::has_files_of(const Note& note) const {
@@ -73,7 +91,7 @@ bool ImageShards::has_files_of(const Note& note) const {
 std::set<std::string> ImageShards::resume() {
   std::set<std::string> files;
   for (const std::string& name : list_directory(folder_)) {
-    if (!name.starts_with(kNotePrefix)) continue;
+    if (!name.starts_with(kFinishedPrefix)) continue;
     const std::optional<Note> note = read_note(name);
     if (!note || !has_files_of(*note)) continue;
     finished_.insert(name);
@@ -99,7 +117,7 @@ bool ImageShards::is_finished(const std::string& split, std::int64_t shard) cons
 void ImageShards::write(const std::string& split, std::int64_t shard,
                         const ShardImages& images) const {
   CorpusManifest manifest;
-  manifest.mutable_source()->set_options(source_);
+  manifest.mutable_source()->set_options(source_ + "\n" + damages_text(images.damages));
   CorpusManifest::Split& made = *manifest.add_split();
   made = empty_;
   const auto write_rows = [&](CorpusManifest::Record& record, const std::vector<char>& rows) {
@@ -114,9 +132,7 @@ void ImageShards::write(const std::string& split, std::int64_t shard,
                  {labels, labels + images.labels.size() * sizeof images.labels[0]});
     }
   }
-  std::string note;
-  for (const auto& [reason, count] : images.damages) note += fmt::format("{} {}\n", count, reason);
-  write_file_durably(folder_ + "/" + note_name(split, shard), note + checksummed_json(manifest));
+  write_file_durably(folder_ + "/" + note_name(split, shard), checksummed_json(manifest));
 }
 
 CorpusManifest::Split ImageShards::split(const std::string& split, std::int64_t num_shards,
@@ -136,7 +152,7 @@ CorpusManifest::Split ImageShards::split(const std::string& split, std::int64_t 
         record.set_rows(record.rows() + entry.elements());
       }
     }
-    for (const auto& [reason, count] : note->damages) damages[reason] += count;
+    damages.add(note->damages);
   }
   whole.mutable_counts()->set_documents(whole.record(0).rows());
   return whole;

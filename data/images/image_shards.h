@@ -14,8 +14,19 @@
 
 namespace birkhoff {
 
-// How many images of a range could not be read, by reason.
-using ImageDamages = std::map<std::string, std::int64_t>;
+// A file with this prefix is the note of a finished shard.
+inline constexpr char kFinishedPrefix[] = ".finished-";
+
+// The images that could not be read.
+struct ImageDamages {
+  static constexpr std::size_t kMaxReasons = 10;
+
+  std::int64_t images = 0;
+  std::map<std::string, std::int64_t> reasons;  // the first ones: how many images
+
+  void add(const std::string& reason, std::int64_t count = 1);
+  void add(const ImageDamages& more);
+};
 
 // The images of a shard, without those that could not be read.
 struct ShardImages {
@@ -26,7 +37,7 @@ struct ShardImages {
 
 class ImageShards {
  public:
-  // source: identifies the input and all options. image, label: the entries without rows and
+  // source: identifies the input and all options, in one line. image, label: the entries without rows and
   // shards.
   ImageShards(std::string folder, std::string source, configs::CorpusManifest::Record image,
               std::optional<configs::CorpusManifest::Record> label);

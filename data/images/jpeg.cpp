@@ -29,10 +29,18 @@ struct JpegFile {
   std::vector<std::uint8_t> values;
 };
 
+// Files of these kinds are whole.
+bool is_unsupported(int code) {
+  return code == JERR_SOF_UNSUPPORTED || code == JERR_BAD_PRECISION || code == JERR_ARITH_NOTIMPL ||
+         code == JERR_NOTIMPL || code == JERR_CONVERSION_NOTIMPL;
+}
+
 std::string message_of(j_common_ptr jpeg) {
   char text[JMSG_LENGTH_MAX];
   jpeg->err->format_message(jpeg, text);
-  return text;
+  return is_unsupported(jpeg->err->msg_code)
+             ? fmt::format("a JPEG of a kind that is not read: {}; convert it", text)
+             : fmt::format("damaged JPEG: {}", text);
 }
 
 [[noreturn]] void on_error(j_common_ptr jpeg) {
@@ -83,19 +91,19 @@ Image read_jpeg(std::string_view bytes, std::int64_t max_pixels) {
   JpegFile file;
   file.errors.error_exit = on_error;
   file.errors.emit_message = on_message;
-  reject_if(!read_header(file, bytes), "damaged JPEG: {}", file.error);
+  reject_if(!read_header(file, bytes), "{}", file.error);
   const std::int64_t rows = file.jpeg.image_height, columns = file.jpeg.image_width;
   reject_if(rows * columns > max_pixels, "{} x {} pixels are too many (at most {})", rows, columns,
             max_pixels);
   const bool is_gray = file.jpeg.jpeg_color_space == JCS_GRAYSCALE;
   reject_if(!is_gray && file.jpeg.num_components != 3,
-            "a JPEG of {} color components (CMYK); convert it to RGB", file.jpeg.num_components);
+            "a JPEG of {} color components{}; convert it to RGB", file.jpeg.num_components,
+            file.jpeg.num_components == 4 ? " (CMYK)" : "");
   file.jpeg.out_color_space = is_gray ? JCS_GRAYSCALE : JCS_RGB;
   file.jpeg.dct_method = JDCT_ISLOW;
   const int channels = is_gray ? 1 : 3;
   file.values.resize(static_cast<std::size_t>(rows * columns * channels));
-  reject_if(!read_rows(file, static_cast<std::size_t>(columns * channels)), "damaged JPEG: {}",
-            file.error);
+  reject_if(!read_rows(file, static_cast<std::size_t>(columns * channels)), "{}", file.error);
   return {{{rows, columns}, channels}, std::move(file.values)};
 }
 

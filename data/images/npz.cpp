@@ -1,6 +1,7 @@
 #include <minizip/unzip.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <cmath>
 #include <cstring>
 #include <string_view>
@@ -23,7 +24,7 @@ struct UnzipTraits {
 class NpyReader {
  public:
   NpyReader(const std::string& path, std::string name)
-      : name_(std::move(name)), zip_(unzOpen64(path.c_str())) {
+      : path_(path), name_(std::move(name)), zip_(unzOpen64(path.c_str())) {
     reject_if(!zip_, "damaged npz: it has no zip directory");
     found_ = unzLocateFile(zip_.get(), (name_ + ".npy").c_str(), 1) == UNZ_OK;
     if (found_) begin();
@@ -36,7 +37,7 @@ class NpyReader {
 
   // Starts over.
   void begin() {
-    unz_file_info64 info;
+    unz_file_info64 info = {};
     reject_if(
         unzGetCurrentFileInfo64(zip_.get(), &info, nullptr, 0, nullptr, 0, nullptr, 0) != UNZ_OK ||
             (info.flag & 1) != 0 || unzOpenCurrentFile(zip_.get()) != UNZ_OK,
@@ -61,7 +62,13 @@ class NpyReader {
     auto* next = static_cast<char*>(out);
     while (bytes > 0) {
       const auto part = static_cast<unsigned>(std::min<std::size_t>(bytes, 1 << 30));
+      errno = 0;
       const int got = unzReadCurrentFile(zip_.get(), next, part);
+      // Without an error of the system, or with one about an offset, the zip directory is wrong.
+      if (got == UNZ_ERRNO && errno != 0 && errno != EINVAL && errno != EOVERFLOW) {
+        fail(ExitCode::kStorage, "{}: cannot read its array '{}': {}; check the file system", path_,
+             name_, std::strerror(errno));
+      }
       reject_if(got <= 0, "damaged npz: its array '{}' ends early or does not unpack", name_);
       next += got;
       bytes -= static_cast<std::size_t>(got);
@@ -116,7 +123,7 @@ class NpyReader {
 
   static constexpr std::int64_t kMaxSize = 1 << 30;
 
-  std::string name_;
+  std::string path_, name_;
   UniqueHandle<UnzipTraits> zip_;
   bool found_ = false;
   std::string type_;
@@ -174,7 +181,7 @@ class NpzImages : public ImageArray {
       labels.read(&label, width);
       const bool is_negative =
           label < 0 || (type[1] == 'i' && width < 8 && label >> (8 * width - 1) != 0);
-      reject_if(is_negative, "the label of image {} is negative", i);
+      reject_if(is_negative, "the label of image {} is negative or above 2^63 - 1", i);
       labels_.push_back(label);
     }
     labels.finish();

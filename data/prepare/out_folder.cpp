@@ -8,6 +8,7 @@
 #include "cluster/base/files/checksum.h"
 #include "cluster/base/logging/log.h"
 #include "data/corpus/manifest.h"
+#include "data/images/image_shards.h"
 
 namespace birkhoff {
 namespace {
@@ -16,7 +17,6 @@ namespace {
 // lock against a second prepare.
 constexpr char kUnfinishedName[] = ".unfinished";
 constexpr char kSpoolPrefix[] = ".input-";
-constexpr char kNotePrefix[] = ".finished-";  // of a shard (data/images/image_shards.h)
 // Every name that prepare uses in the folder, including the names of temporary files.
 constexpr char kOurNames[] = R"((train|valid|test)-(tokens|label|unknown|image)-\d{5,}\.h5(\.tmp)?)"
                              R"(|(tokenizer\.(chars|words|whitespace|model)|manifest\.json)"
@@ -79,7 +79,7 @@ void OutFolder::spool(std::vector<InputPath>& inputs, ProgressReports& progress)
 void OutFolder::end() {
   if (!lock_) return;
   for (const std::string& name : list_directory(path_)) {
-    const bool is_temporary = name.starts_with(kSpoolPrefix) || name.starts_with(kNotePrefix);
+    const bool is_temporary = name.starts_with(kSpoolPrefix) || name.starts_with(kFinishedPrefix);
     if (is_ours(name) && is_temporary) remove_file(file(name));
   }
   sync_directory(path_);  // the mark goes last: without it, a later command ignores the rest

@@ -27,7 +27,8 @@ void CommandLine::add_prepare() {
           ->capture_default_str();
   c->add_option(
        "--like", prepare_.like,
-       "use the tokenizer (for tables, also the classes) of this run, checkpoint or corpus")
+       "use the tokenizer of this run, checkpoint or corpus; for tables also the classes; for "
+       "images only these")
       ->type_name("RUN_OR_CORPUS")
       ->excludes(tokenizer);
   c->add_option("--vocab-size", prepare_.vocabulary,

@@ -1,8 +1,10 @@
 #include <fmt/core.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <optional>
 #include <ostream>
+#include <sstream>
 #include <string>
 #include <utility>
 #include <vector>
@@ -11,6 +13,7 @@
 #include "cluster/base/error.h"
 #include "cluster/base/text/number_text.h"
 #include "cluster/base/text/plural.h"
+#include "cluster/world.h"
 #include "data/corpus/corpus.h"
 #include "data/corpus/verify.h"
 #include "data/prepare/images/prepare_images.h"
@@ -172,12 +175,17 @@ std::optional<ImageOptions> image_options(const PrepareArguments& arguments) {
   ImageOptions options;
   if (!arguments.image_size.empty()) options.form.size = image_size(arguments.image_size);
   if (arguments.channels != 0) options.form.channels = arguments.channels;
+  if (arguments.unlabeled && !arguments.like.empty()) {
+    fail(ExitCode::kUsage,
+         "--like {}: gives the classes of images, but --unlabeled makes no labels; leave one out",
+         arguments.like);
+  }
   options.labels = !arguments.unlabeled;
   options.skip_damaged = arguments.skip_damaged;
   return options;
 }
 
-// images: what image_options() returns.
+// images: what image_options() returns. Prints notes about the arguments.
 PrepareOptions prepare_options(const PrepareArguments& arguments,
                                const std::optional<ImageOptions>& images, std::ostream& err) {
   PrepareOptions options;
@@ -214,13 +222,16 @@ std::vector<std::string> command_line(const PrepareArguments& arguments,
     if (!values.empty()) line.emplace_back(option);
     line.insert(line.end(), values.begin(), values.end());
   };
-  const auto share = [](const std::vector<std::string>& paths, double fraction) {
-    return paths.empty() ? std::vector{fmt::format("{}", fraction)} : paths;
+  const auto add_held_out = [&](const char* option, const std::vector<std::string>& paths,
+                                double fraction) {
+    const bool is_given = std::any_of(arguments.texts.begin(), arguments.texts.end(),
+                                      [&](const auto& text) { return text.option == option; });
+    if (is_given) add(option, paths.empty() ? std::vector{fmt::format("{}", fraction)} : paths);
   };
   // First, because a path after a fraction would be a PATH.
   add("--train", options.paths);
-  add("--valid", share(options.valid_paths, options.valid_fraction));
-  add("--test", share(options.test_paths, options.test_fraction));
+  add_held_out("--valid", options.valid_paths, options.valid_fraction);
+  add_held_out("--test", options.test_paths, options.test_fraction);
   return line;
 }
 
@@ -262,7 +273,10 @@ int prepare_command(const PrepareArguments& arguments, std::ostream& out, std::o
   PrepareOptions options;
   const auto check = [&] {
     images = image_options(arguments);
-    options = prepare_options(arguments, images, err);
+    // Of several ranks, only rank 0 prints notes; nor does the process that starts them.
+    std::ostringstream unprinted;
+    const bool prints = !arguments.ranks && (ranks == 1 || announced_rank() == 0);
+    options = prepare_options(arguments, images, prints ? err : unprinted);
   };
   if (!arguments.ranks && ranks == 1) {
     check();

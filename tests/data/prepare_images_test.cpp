@@ -7,6 +7,7 @@
 #include <sys/wait.h>
 
 #include <cstdlib>
+#include <filesystem>
 #include <set>
 #include <thread>
 
@@ -14,6 +15,7 @@
 #include "data/corpus/shard_reader.h"
 #include "data/corpus/verify.h"
 #include "data/images/image_array.h"
+#include "data/images/image_shards.h"
 #include "data/images/resize.h"
 #include "tests/data/helpers.h"
 #include "tests/data/images/image_files.h"
@@ -76,9 +78,11 @@ TEST(PrepareImages, AFolderIsAClass) {
   write_text(folder / "in/dog/a.PNG", png_of(pattern(4, 5, 3, 2)));
   write_text(folder / "in/cat/x.jpg", png_of(pattern(4, 5, 3, 3)));  // a PNG, whatever its name
   write_text(folder / "in/cat/readme.txt", "pets");
+  write_text(folder / "in/dog/readme.txt", "pets");
   const ImageCommand options = image_options(folder / "corpus", {folder / "in"});
   const PrepareResult result = prepare(options);
-  EXPECT_THAT(result.notes, Contains(HasSubstr("left out " + folder / "in/cat/readme.txt")));
+  EXPECT_THAT(result.notes, ElementsAre("left out " + (folder / "in/cat/readme.txt") +
+                                        " and 1 more file, whose names are not those of images"));
   const Corpus corpus(folder / "corpus");
   verify_corpus(corpus);
   EXPECT_EQ(classes_of(folder / "corpus"), (std::vector<std::string>{"cat", "dog"}));
@@ -291,6 +295,60 @@ TEST(PrepareImages, OtherOptionsStartOverAfterAFailure) {
   prepare(options);
   EXPECT_EQ(content, content_of(folder / "other"));
   EXPECT_EQ(images_of(folder / "corpus", "train").size(), 9u);
+}
+
+// A file that could not be read, and can now, is the same input with other images.
+TEST(PrepareImages, ShardsOfOtherImagesAreMadeAgain) {
+  TemporaryFolder folder;
+  std::vector<Image> images;
+  for (int i = 0; i < 40; ++i) images.push_back(pattern(2, 2, 3, i));
+  const std::string good = npz_of(images, {}), path = folder / "in/z.npz";
+  std::string damaged = good;
+  damaged[good.size() / 4] ^= 1;
+  write_text(folder / "in/0.png", png_of(pattern(2, 2, 3)));
+  write_text(path, damaged);
+  const auto time = std::filesystem::last_write_time(path);
+  ImageCommand options = image_options(folder / "corpus", {folder / "in"});
+  options.images.skip_damaged = true;
+  options.test_fraction = 0.1;
+  expect_error(ExitCode::kUsage, [&] { prepare(options); }, {"the train split gets nothing"});
+  EXPECT_TRUE(path_exists(folder / "corpus/.finished-test-00000"));
+  write_text(path, good);
+  std::filesystem::last_write_time(path, time);
+  prepare(options);
+  const auto content = content_of(folder / "corpus");
+  EXPECT_EQ(images_of(options.out, "train").size() + images_of(options.out, "test").size(), 41u);
+  options.out = folder / "fresh";
+  prepare(options);
+  EXPECT_EQ(content, content_of(folder / "fresh"));
+}
+
+TEST(PrepareImages, NotesOfShardsStaySmallAndNameTheirSource) {
+  TemporaryFolder folder;
+  configs::CorpusManifest::Record image, label;
+  image.set_name("image");
+  image.set_dtype(configs::CorpusManifest::u8);
+  for (const int side : {2, 2, 1}) image.add_shape(side);
+  label.set_name("label");
+  label.set_dtype(configs::CorpusManifest::u16);
+  ShardImages images;
+  images.pixels.resize(12);
+  for (int i = 0; i < 50000; ++i) images.damages.add(fmt::format("in/{}.png: is empty", i));
+  make_directory(folder / "corpus");
+  const auto shards = [&](const char* source) {
+    return ImageShards(folder / "corpus", source, image, std::nullopt);
+  };
+  shards("source").write("train", 0, images);
+  EXPECT_LT(file_size(folder / "corpus/.finished-train-00000"), 4096);
+  ImageShards again = shards("source");
+  EXPECT_THAT(again.resume(), ElementsAre(".finished-train-00000", "train-image-00000.h5"));
+  ImageDamages damages;
+  EXPECT_EQ(again.split("train", 1, damages).counts().documents(), 3);
+  EXPECT_EQ(damages.images, 50000);
+  EXPECT_EQ(damages.reasons, images.damages.reasons);
+  EXPECT_EQ(damages.reasons.size(), ImageDamages::kMaxReasons);
+  EXPECT_THAT(shards("source 2").resume(), testing::IsEmpty());
+  EXPECT_THAT(ImageShards(folder / "corpus", "source", image, label).resume(), testing::IsEmpty());
 }
 
 TEST(PrepareImages, ReportProgress) {

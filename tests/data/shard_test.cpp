@@ -240,8 +240,13 @@ TEST(LimitedChild, ReportsCrashesErrorsAndSuccess) {
   expect_error(ExitCode::kCheckpoint,
                [] { run_limited("f", [] { fail(ExitCode::kCheckpoint, "from the child"); }); },
                {"from the child"});
-  expect_error(ExitCode::kData, [] { run_limited("the-file", [] { std::raise(SIGKILL); }); },
-               {"the-file", "signal 9"});
+  expect_error(ExitCode::kData, [] { run_limited("the-file", [] { std::raise(SIGABRT); }); },
+               {"the-file: damaged", "signal 6"});
+  // The machine, not the file.
+  expect_error(ExitCode::kMemory, [] { run_limited("the-file", [] { std::raise(SIGKILL); }); },
+               {"the-file: the process", "signal 9, twice", "free memory"});
+  expect_error(ExitCode::kStorage, [] { run_limited("the-file", [] { std::raise(SIGTERM); }); },
+               {"the-file: the process", "signal 15, twice"});
   expect_error(ExitCode::kData, [] { run_limited("the-file", [] { _exit(3); }); }, {"the-file"});
 }
 

@@ -17,14 +17,17 @@ inline void expect_whole(const Image& image) {
                  "an image has all its pixels");
 }
 
-// Runs `body`, which may refuse its input by std::invalid_argument with one short line.
+// Runs `body`, which may refuse its input by std::invalid_argument or Error(kData) with one short
+// line.
 template <typename Body>
 void read_or_refuse(Body body) {
-  try {
-    body();
-  } catch (const std::invalid_argument& refusal) {
-    expect_line(printable(refusal.what()));
-  }
+  is_accepted(ExitCode::kData, [&] {
+    try {
+      body();
+    } catch (const std::invalid_argument& refusal) {
+      expect_line(printable(refusal.what()));
+    }
+  });
 }
 
 // Reads the file as `birkhoff prepare` does.

@@ -8,11 +8,13 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
 #include <new>
+#include <optional>
 
 #include "cluster/base/error.h"
 
@@ -74,9 +76,18 @@ bool receive_message(int socket, ExitCode& code, std::string& text) {
   return receive_all(socket, text.data(), text.size());
 }
 
+// Only root may raise a hard limit, so the present one bounds both. Then setrlimit cannot fail.
 void limit(decltype(RLIMIT_CPU) resource, rlim_t soft, rlim_t hard) {
-  const rlimit both = {soft, hard};
+  rlimit present = {RLIM_INFINITY, RLIM_INFINITY};
+  getrlimit(resource, &present);
+  hard = std::min(hard, present.rlim_max);
+  const rlimit both = {std::min(soft, hard), hard};
   setrlimit(resource, &both);
+}
+
+bool is_crash(int signal_number) {
+  constexpr std::array kCrashes = {SIGSEGV, SIGBUS, SIGABRT, SIGFPE, SIGILL, SIGXCPU};
+  return std::find(kCrashes.begin(), kCrashes.end(), signal_number) != kCrashes.end();
 }
 
 rlim_t address_space_bytes() {
@@ -169,23 +180,29 @@ void LimitedChild::stop() {
   end();
 }
 
-std::string LimitedChild::end() {
+LimitedChild::Answer LimitedChild::end() {
   socket_.reset();
   int status = 0;
   while (waitpid(child_, &status, 0) < 0) {
     require(errno == EINTR, "waitpid");
   }
   child_ = -1;
-  if (!WIFSIGNALED(status)) return "ended early";
-  if (WTERMSIG(status) == SIGXCPU)
-    return fmt::format("took more than {} s of processor time", limits_.cpu_seconds);
-  if (WTERMSIG(status) == SIGALRM) return fmt::format("took more than {} s", limits_.wall_seconds);
-  return fmt::format("ended by signal {}", WTERMSIG(status));
+  if (!WIFSIGNALED(status)) return {ExitCode::kData, "ended early", true};
+  const int ended_by = WTERMSIG(status);
+  const ExitCode code = is_crash(ended_by)    ? ExitCode::kData
+                        : ended_by == SIGKILL ? ExitCode::kMemory
+                                              : ExitCode::kStorage;
+  std::string how = fmt::format("ended by signal {}", ended_by);
+  if (ended_by == SIGXCPU)
+    how = fmt::format("took more than {} s of processor time", limits_.cpu_seconds);
+  if (ended_by == SIGALRM) how = fmt::format("took more than {} s", limits_.wall_seconds);
+  return {code, how, true};
 }
 
 void LimitedChild::answer(const std::vector<std::string>& requests,
                           const std::function<void(std::size_t, Answer)>& take) {
   std::size_t sent = 0;
+  std::optional<std::size_t> repeated;
   try {
     for (std::size_t i = 0; i < requests.size(); ++i) {
       if (child_ < 0) {
@@ -197,14 +214,23 @@ void LimitedChild::answer(const std::vector<std::string>& requests,
         if (!send_message(socket_.get(), ExitCode::kOk, requests[sent])) break;
       }
       Answer answer;
-      if (!receive_message(socket_.get(), answer.code, answer.text))
-        answer = {ExitCode::kData, end(), true};
+      if (!receive_message(socket_.get(), answer.code, answer.text)) {
+        answer = end();
+        if (answer.code != ExitCode::kData && repeated != i) {
+          repeated = i--;
+          continue;
+        }
+      }
       take(i, std::move(answer));
     }
   } catch (...) {
     stop();  // it may still answer requests that nobody waits for
     throw;
   }
+}
+
+const char* LimitedChild::Answer::cure() const {
+  return code == ExitCode::kMemory ? "free memory" : "find out what delays or ends processes here";
 }
 
 LimitedChild::Answer LimitedChild::answer(const std::string& request) {
@@ -219,6 +245,10 @@ void run_limited(const std::string& file, const std::function<void()>& body) {
     return std::string();
   });
   const LimitedChild::Answer answer = child.answer("");
+  if (answer.ended && answer.code != ExitCode::kData) {
+    fail(answer.code, "{}: the process that checked it {}, twice; {}, then start again", file,
+         answer.text, answer.cure());
+  }
   if (answer.ended) {
     fail(ExitCode::kData,
          "{}: damaged: the process that checked it {}; prepare the corpus again or give another "

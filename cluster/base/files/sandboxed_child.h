@@ -21,9 +21,10 @@ struct ChildLimits {
   std::int64_t more_bytes = 1 << 30;
 };
 
-// A forked child that answers requests, one after another. It has no output, and of the open files
-// only those that it opens itself. The first request starts it; after it has ended early, the next
-// request starts another.
+// A forked child that answers requests, one after another. Its output goes to /dev/null. All files
+// of the parent are closed in it. The first request starts it; after it has ended early, the next
+// request starts another. A request in which something outside ended the child (SIGKILL when memory
+// is short, SIGTERM, its wall time is over) is tried once more.
 class LimitedChild {
  public:
   // Runs in the child. What it keeps between requests is lost when the child ends.
@@ -31,7 +32,12 @@ class LimitedChild {
   struct Answer {
     ExitCode code = ExitCode::kOk;  // else of the Error, or kMemory without memory; text says which
     std::string text;               // what `serve` returned
-    bool ended = false;             // early, in this request: text says how ("ended by signal 11")
+    // Early, in this request: text says how ("ended by signal 11"). code: kData after a crash or the
+    // limit of processor time; kMemory (SIGKILL) or kStorage if something outside ended it twice.
+    bool ended = false;
+
+    // What helps if something outside has ended the child.
+    const char* cure() const;
   };
 
   explicit LimitedChild(Serve serve, ChildLimits limits = {});
@@ -49,7 +55,7 @@ class LimitedChild {
   void start();
   void stop();
   // Ends the child and returns how it ended.
-  std::string end();
+  Answer end();
   [[noreturn]] void be_child(int socket) const;
 
   const Serve serve_;
@@ -59,8 +65,8 @@ class LimitedChild {
 };
 
 // Runs `body` in a child with the default limits. Returns when `body` returns, and rethrows its
-// Error. Error(kData) that names `file` if the child ends in any other way. Changes that `body`
-// makes are lost.
+// Error. If the child ends in any other way, an Error with the code of its Answer names `file`.
+// Changes that `body` makes are lost.
 void run_limited(const std::string& file, const std::function<void()>& body);
 
 }  // namespace birkhoff

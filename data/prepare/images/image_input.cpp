@@ -73,6 +73,12 @@ void ImageInput::find() {
   scan_ = for_each([](const InputImage&) {});
   is_finding_ = false;
   progress_.end(false);
+  if (num_left_out_ == 1)
+    notes_.push_back(fmt::format("left out {}, whose name is not that of an image", left_out_));
+  if (num_left_out_ > 1) {
+    notes_.push_back(fmt::format("left out {} and {}, whose names are not those of images",
+                                 left_out_, counted(num_left_out_ - 1, "more file")));
+  }
   if (!labeled_.empty() && !unlabeled_.empty()) {
     fail(ExitCode::kUsage,
          "{}: has no class, but {} has; put it into a folder named after its class, or give "
@@ -126,7 +132,7 @@ void ImageInput::require_shape(const std::string& what, const ImageShape& shape)
 void ImageInput::damaged(const std::string& reason, ImageDamages& damages) const {
   if (!options_.skip_damaged)
     fail(ExitCode::kData, "{}; repair or remove it, or give --skip-damaged", reason);
-  ++damages[printable(reason)];
+  damages.add(printable(reason));
 }
 
 // What the file holds; null: no images, or none that can be read.
@@ -143,10 +149,7 @@ const ImageFile* ImageInput::images_in(const Document& file) {
 // For a file that by its name is no picture.
 void ImageInput::find_in(const Document& file) {
   if (!is_array_name(file.name) && !given_.contains(file.path)) {
-    if (num_left_out_++ == 0) notes_.push_back("left out " + printable(file.path));
-    notes_.back() = fmt::format(
-        "{}, by its name no image{}", notes_.back().substr(0, notes_.back().find(", by its name")),
-        num_left_out_ == 1 ? "" : fmt::format(", and {} more", num_left_out_ - 1));
+    if (num_left_out_++ == 0) left_out_ = printable(file.path);
     return;
   }
   const std::string images = idx_images_path(file.path);

@@ -83,6 +83,7 @@ class ImageInput {
   std::string shape_of_ = "--image-size and --channels";  // what has the shape
   std::string labeled_, unlabeled_;                       // the first file with and without a class
   std::int64_t bytes_ = 0, num_left_out_ = 0;
+  std::string left_out_;  // the first one
   std::vector<std::string> notes_;
   ImageDamages damages_;
   InputScan scan_;

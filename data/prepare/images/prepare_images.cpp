@@ -30,9 +30,19 @@ using configs::CorpusManifest;
 
 // So that the list of a shard's images stays small.
 constexpr std::int64_t kMaxShardImages = 1 << 16;
-constexpr std::size_t kMaxNamedDamages = 10;
 
 int rank_of(const ProcessGroup* ranks) { return ranks == nullptr ? 0 : ranks->rank(); }
+
+// Of all that the shards depend on: also of what inspecting the files found, which may differ between
+// commands and between ranks although the files are the same.
+std::string identity_of(const CorpusManifest::Source& source, const ImageInput& input,
+                        const Classes& classes) {
+  std::string found = fmt::format("{}\n", fmt::join(classes.names(), "\n"));
+  for (const auto& [reason, count] : input.damages().reasons) found += reason + "\n";
+  return fmt::format("{}, input {}, {}, {} damaged, found {}", source.options(),
+                     source.input_hash(), counted(input.scan().documents, "image"),
+                     input.damages().images, xxh3_hex(found.data(), found.size()));
+}
 
 // One command, from found images to manifest.
 class ImagePreparation {
@@ -49,7 +59,7 @@ class ImagePreparation {
         source_(source),
         progress_(progress),
         rule_(input.scan(), options.valid_fraction, options.test_fraction),
-        shards_(folder.path(), source.options() + ", input " + source.input_hash(), image_record(),
+        shards_(folder.path(), identity_of(source, input, classes), image_record(),
                 label_record()) {
     const std::int64_t row_bytes = shard_format::row_bytes(image_record());
     shard_images_ = std::clamp<std::int64_t>(images.shard_bytes / row_bytes, 1, kMaxShardImages);
@@ -221,17 +231,12 @@ CorpusManifest::Source image_source(const PrepareOptions& options, const ImageOp
 }
 
 void add_notes(const ImageDamages& damages, std::vector<std::string>& notes) {
-  std::int64_t total = 0;
-  std::size_t named = 0;
-  for (const auto& [reason, count] : damages) {
-    total += count;
-    if (++named > kMaxNamedDamages) continue;
+  for (const auto& [reason, count] : damages.reasons) {
     notes.push_back(
         fmt::format("skipped {}{}", reason, count == 1 ? "" : fmt::format(" ({} images)", count)));
   }
-  if (named > kMaxNamedDamages)
-    notes.push_back(fmt::format("and {} more", named - kMaxNamedDamages));
-  if (total > 1) notes.push_back(fmt::format("skipped {} in all", counted(total, "image")));
+  if (damages.images > 1)
+    notes.push_back(fmt::format("skipped {} in all", counted(damages.images, "image")));
 }
 
 }  // namespace
@@ -259,17 +264,27 @@ PrepareResult prepare_images(const PrepareOptions& given, const ImageOptions& im
   PrepareResult result;
   result.notes = input.notes();
   result.not_regular = input.scan().not_regular;
-  if (input.scan().documents == 0) add_notes(input.damages(), result.notes);
+  if (input.scan().documents == 0 && input.damages().images > 0) {
+    fail(ExitCode::kData,
+         "{}: none of {} can be read; the first: {}; repair it or give other paths",
+         inputs.front().path, counted(input.damages().images, "file"),
+         input.damages().reasons.begin()->first);
+  }
   require_documents(input.scan(), options, "images");
+  if (!options.class_names.empty() && !input.has_classes()) {
+    fail(ExitCode::kUsage, "{}: no image has a class, but --like gives {}; leave --like out",
+         inputs.front().path, counted(std::ssize(options.class_names), "class", "classes"));
+  }
   const CorpusManifest::Source source = image_source(options, images, input);
   bool is_finished = folder.finished();
   if (ranks != nullptr) {
-    const std::string first =
-        ranks->broadcast_bytes(source.input_hash() + (is_finished ? "+" : "-"), 0, "input");
-    if (first.substr(0, first.size() - 1) != source.input_hash()) {
+    const std::string mine = identity_of(source, input, classes);
+    const std::string first = ranks->broadcast_bytes(mine + (is_finished ? "+" : "-"), 0, "input");
+    if (first.substr(0, first.size() - 1) != mine) {
       fail(ExitCode::kData,
-           "rank {} sees other images than rank 0; give paths on a file system that all see",
-           ranks->rank());
+           "rank {} sees other images than rank 0 ({}, not {}); give paths on a file system that "
+           "all see",
+           ranks->rank(), mine, first.substr(0, first.size() - 1));
     }
     is_finished = first.back() == '+';
   }
@@ -282,7 +297,7 @@ PrepareResult prepare_images(const PrepareOptions& given, const ImageOptions& im
     const CorpusManifest manifest = preparation.run();
     if (!is_first) return result;
     ImageDamages damages = preparation.damages();
-    for (const auto& [reason, count] : input.damages()) damages[reason] += count;
+    damages.add(input.damages());
     add_notes(damages, result.notes);
     write_file_durably(folder.file(kCorpusManifestName), manifest_json(manifest));
   }

@@ -2,7 +2,11 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <png.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
+#include <csignal>
 #include <cstdlib>
 
 #include "cluster/base/files/sandboxed_child.h"
@@ -108,6 +112,10 @@ TEST(Jpeg, LostDataAreRefused) {
   for (std::size_t size = 3; size < good.size(); size += 7)
     EXPECT_THAT(refusal([&] { read_jpeg(good.substr(0, size)); }), HasSubstr("JPEG: ")) << size;
   EXPECT_THAT(refusal([] { read_jpeg(jpeg_of(pattern(8, 8, 4))); }), HasSubstr("CMYK"));
+  std::string unsupported = good;  // of the hierarchical process
+  unsupported.replace(unsupported.find("\xff\xc0"), 2, "\xff\xc5");
+  EXPECT_THAT(refusal([&] { read_jpeg(unsupported); }),
+              AllOf(HasSubstr("a kind that is not read"), Not(HasSubstr("damaged"))));
   // Bytes between segments, which some cameras leave, lose nothing.
   std::string padded = good;
   padded.insert(padded.size() - 2, std::string(2, '\0'));
@@ -201,6 +209,10 @@ TEST(ImageArrays, GiveBackTheirImages) {
   write_text(folder / "y.images-idx3-ubyte.gz", gzip_of(idx_images_of(gray)));
   write_text(folder / "y.labels-idx1-ubyte.gz", gzip_of(idx_labels_of({0, 1, 2, 3, 4})));
   expect_array(folder / "y.images-idx3-ubyte.gz", gray, {0, 1, 2, 3, 4});
+  const std::string idx = idx_images_of(gray);
+  write_text(folder / "y.images-idx3-ubyte.gz",
+             gzip_of(idx.substr(0, 30)) + gzip_of(idx.substr(30)));
+  expect_array(folder / "y.images-idx3-ubyte.gz", gray, {0, 1, 2, 3, 4});
   write_text(folder / "10.bin", cifar_of(color, {{9}, {0}, {1}, {2}, {3}}));
   expect_array(folder / "10.bin", color, {9, 0, 1, 2, 3});
   write_text(folder / "100.bin", cifar_of(color, {{19, 99}, {0, 1}, {1, 2}, {2, 3}, {3, 4}}));
@@ -261,6 +273,51 @@ TEST(LimitedChild, AnswersManyRequestsAndOutlivesItsOwnEnd) {
             static_cast<int>(ExitCode::kMemory));
 #endif
   EXPECT_EQ(child.answer(std::string(8000, 'a')).text.size(), 8000u + 3);
+}
+
+TEST(LimitedChild, TriesOnceMoreIfSomethingOutsideHasEndedIt) {
+  TemporaryFolder folder;
+  LimitedChild child(
+      [&](const std::string& request) {
+        const bool is_first = !path_exists(folder / request);
+        if (is_first) write_text(folder / request, "");
+        if (request == "kill once" && is_first) raise(SIGKILL);
+        if (request == "kill") raise(SIGKILL);
+        if (request == "terminate") raise(SIGTERM);
+        if (request == "sleep") pause();
+        return request;
+      },
+      {.cpu_seconds = 10, .wall_seconds = 1});
+  std::vector<std::string> answers;
+  std::vector<int> codes;
+  child.answer({"1", "kill once", "2", "kill", "terminate", "sleep", "3"},
+               [&](std::size_t, const LimitedChild::Answer& answer) {
+                 answers.push_back((answer.ended ? "ended: " : "") + answer.text);
+                 codes.push_back(static_cast<int>(answer.code));
+               });
+  EXPECT_THAT(answers, ElementsAre("1", "kill once", "2", "ended: ended by signal 9",
+                                   "ended: ended by signal 15", "ended: took more than 1 s", "3"));
+  EXPECT_THAT(codes, ElementsAre(0, 0, 0, 10, 6, 6, 0));
+}
+
+TEST(LimitedChild, HasItsLimitsAlsoUnderFiniteHardLimits) {
+  const pid_t process = fork();
+  ASSERT_GE(process, 0);
+  if (process == 0) {
+    const rlimit finite = {3600, 3600};
+    setrlimit(RLIMIT_CPU, &finite);
+    LimitedChild child(
+        [](const std::string&) -> std::string {
+          while (true) {
+          }
+        },
+        {.cpu_seconds = 1, .wall_seconds = 20});
+    const LimitedChild::Answer answer = child.answer("hang");
+    _exit(answer.ended && answer.text == "took more than 1 s of processor time" ? 0 : 1);
+  }
+  int status = 0;
+  ASSERT_EQ(waitpid(process, &status, 0), process);
+  EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0) << status;
 }
 
 TEST(LimitedChild, EndsWithAnUnfinishedAnswer) {

@@ -54,6 +54,10 @@ std::vector<BadInput> flags() {
       usage("with --vocab-size", "--vocab-size 300 in", {"--vocab-size is for text"}),
       usage("with columns", "--text-column 1 --label-column 2 in", {"--text-column is for text"}),
       usage("like a corpus without classes", "--like corpus in", {"--like corpus", "no classes"}),
+      usage("like a corpus, but --unlabeled", "--like labels --unlabeled in",
+            {"--like labels", "--unlabeled", "leave one out"}),
+      usage("like a corpus, but without classes", "--like labels in",
+            {"in: no image has a class", "--like"}),
       usage("from standard input", "-", {"-: ", "pipe"}),
       usage("without images", "text", {"no images", "train", "text"}),
       usage("in the output's folder", "new/0.png", {"new/0.png", "lies in --out"},
@@ -84,6 +88,9 @@ std::vector<BadInput> unfit() {
             {"in: the train split gets nothing", "1 image"}),
       images("none readable", ExitCode::kData, "--skip-damaged bad", {"bad: none of 1 image"},
              {{"bad/1.png", "no image"}}),
+      images("no file readable", ExitCode::kData, "--skip-damaged bad",
+             {"bad: none of 2 files can be read", "bad/1.npz: damaged npz"},
+             {{"bad/1.npz", "PK\x03\x04"}, {"bad/2.npz", "PK\x03\x04"}}),
   };
 }
 
@@ -159,7 +166,8 @@ std::vector<BadInput> arrays() {
       data("npz, with labels of another type", "in/1.npz",
            arrays_of(npy_of("|u1", "(1, 12)", pixels), npy_of("<f8", "(1,)", std::string(8, 'x'))),
            {"'labels' is <f8"}),
-      data("npz, with a negative label", "in/1.npz", npz_of(tiny, {-1}), {"image 0 is negative"}),
+      data("npz, with a negative label", "in/1.npz", npz_of(tiny, {-1}),
+           {"image 0 is negative or above"}),
       data("npz, in Fortran's order", "in/1.npz",
            arrays_of(replaced(npy_of("|u1", "(1, 12)", pixels), 10,
                               "{'descr': '|u1', 'fortran_order': True, 'shape': (1, 12), }  "),

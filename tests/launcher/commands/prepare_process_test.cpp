@@ -79,6 +79,18 @@ TEST_F(PrepareOnRanks, ContinuesAfterAStop) {
   }
 }
 
+TEST_F(PrepareOnRanks, NotesAboutArgumentsAppearOnce) {
+  write_bytes("0.2", "");
+  write_bytes("0.1", "");
+  const Finished finished = run_child(prepare("noted", "--ranks 2"));
+  expect_done(finished);
+  const std::string note = "--valid 0.2 is read as a fraction";
+  const std::size_t first = finished.err.find(note);
+  EXPECT_NE(first, std::string::npos) << finished.err;
+  EXPECT_EQ(finished.err.find("is read as a fraction", first + note.size()), std::string::npos)
+      << finished.err;
+}
+
 TEST_F(PrepareOnRanks, ReportsDamageInOneLine) {
   const std::string npz = read_bytes("in/b.npz");
   write_bytes("in/b.npz", npz.substr(0, npz.size() / 2));
