@@ -16,8 +16,8 @@ struct TextFormat {
   enum Kind {
     kFiles,  // a file is a document
     kLines,  // a line is
-    // What is between two occurrences of a text is. A line end right after one belongs to it, unless
-    // the text itself begins or ends in a line end.
+    // What is between two occurrences of a text is. A line end right after one belongs to it,
+    // unless the text itself begins or ends in a line end.
     kSeparator,
     kJsonLines,  // a string in the JSON object of each line is
   };
