@@ -62,10 +62,10 @@ class Trainer {
 
   // Trains from `state` to the configured number of steps, or until a rank asks to stop. The ranks
   // then abandon an evaluation, a long step or a wait for data, which the resumed run repeats, and
-  // save the last completed step. The same if a rank cannot read its batch; all ranks then throw its
-  // error. Collective over the world. Error(kNumerical), on all ranks, if
-  // values are not finite and the policy is stop, if training ends with such values, or if ranks
-  // disagree and the policy is stop.
+  // save the last completed step. The same if a rank cannot read its batch; all ranks then throw
+  // its error. Collective over the world. Error(kNumerical), on all ranks, if values are not finite
+  // and the policy is stop, if training ends with such values, or if ranks disagree and the policy
+  // is stop.
   Outcome run(TrainState& state);
 
  private:

@@ -39,6 +39,12 @@ class TrainCheck {
                    "use train.optimizer.adamw or sgd, or leave zero_stage out",
                    optimizer().name());
     }
+    const auto& sgd = train.optimizer().sgd();
+    if (sgd.nesterov() && sgd.momentum() == 0) {
+      config_error(places_, "train.optimizer.sgd.nesterov",
+                   "has no effect with train.optimizer.sgd.momentum 0; set the momentum, or leave "
+                   "nesterov out");
+    }
     if (train.cuda_graph()) check_cuda_graph();
     check_schedule();
   }

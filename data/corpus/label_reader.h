@@ -1,4 +1,5 @@
-// Reads the labels of documents, as data/corpus/shard_reader.h reads streams. Several threads may read at once.
+// Reads the labels of documents, as data/corpus/shard_reader.h reads streams. Several threads may
+// read at once.
 #pragma once
 
 #include <cstdint>

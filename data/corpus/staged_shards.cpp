@@ -21,7 +21,7 @@ namespace birkhoff {
 namespace {
 
 constexpr std::size_t kCopyBytes = std::size_t{4} << 20;
-constexpr auto kPoll = std::chrono::seconds(1);  // for copies that another process makes
+constexpr auto kPoll = std::chrono::seconds(1);  // between looks for another process's copies
 constexpr auto kPatience = std::chrono::seconds(1);
 
 }  // namespace
@@ -120,10 +120,10 @@ class StagedShards::Impl {
  private:
   struct Shard : StagedShard {
     std::string file;
-    bool was_found = false;  // a copy that was discarded is not found again
+    bool was_found = false;  // stays true if the copy is discarded, so it is not used again
   };
 
-  // Null: another process makes copies in this folder.
+  // nullopt: another process makes copies in this folder.
   std::optional<FileLock> try_lock() const {
     try {
       return std::optional<FileLock>(std::in_place, (folder_ / "lock").string(),
@@ -139,7 +139,7 @@ class StagedShards::Impl {
     return ends_;
   }
 
-  // Finds copies that other processes have made.
+  // Finds the copies that exist. Any process may have made them.
   void find_copies() {
     for (const auto& shard : shards_) {
       if (shard->was_found || !path_exists(shard->path) || file_size(shard->path) != shard->bytes) {
@@ -149,7 +149,7 @@ class StagedShards::Impl {
     }
   }
 
-  // Copies what is missing, as far as it fits, or until the thread is asked to end.
+  // Copies the missing shards that fit. Stops early if the thread is asked to end.
   void copy_missing() {
     const auto start = std::chrono::steady_clock::now();
     std::int64_t bytes = 0, new_bytes = 0;
@@ -170,10 +170,10 @@ class StagedShards::Impl {
                  : "");
   }
 
-  // False: asked to end.
+  // Returns false if the thread was asked to end.
   bool copy(Shard& shard) {
     const std::string from = (corpus_ / shard.file).string();
-    // The name is this process's own, for file systems without locks.
+    // No other process uses this name, even if the file system has no locks.
     const std::string part = fmt::format("{}.{}-{}.part", shard.path, host_name(), getpid());
     remove_leftovers(shard);
     const File source = File::open_for_read(from, ExitCode::kData);
@@ -210,7 +210,8 @@ class StagedShards::Impl {
     return true;
   }
 
-  // Unfinished copies of processes that were killed. The lock is held, so nobody writes them.
+  // Removes unfinished copies, as killed processes leave them. The lock is held, so no process
+  // writes them now.
   void remove_leftovers(const Shard& shard) const {
     for (const std::string& name : list_directory(folder_.string())) {
       if (name.starts_with(shard.file + ".") && name.ends_with(".part")) {

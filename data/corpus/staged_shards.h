@@ -1,5 +1,5 @@
-// Copies of a corpus's shards on a disk of this node, made in the background while training reads:
-// for corpora on a shared file system that is slower than the node's own disk.
+// Copies of a corpus's shards on a disk of this node. A thread makes them while training reads.
+// They help if the corpus is on a shared file system that is slower than the node's own disk.
 #pragma once
 
 #include <atomic>
@@ -13,23 +13,23 @@
 
 namespace birkhoff {
 
-// data.stage.folder, with the value of the environment variable at its start ("$TMPDIR/corpus").
-// Error(kUsage) if the variable is not set.
+// The path that data.stage.folder names. If the text begins with an environment variable, as in
+// "$TMPDIR/corpus", its value takes its place. Error(kUsage) if the variable is not set.
 std::filesystem::path staging_folder(const std::string& text);
 
 struct StageOptions {
   std::filesystem::path folder;
-  std::int64_t max_bytes = 0;  // of all copies; 0 = no limit
-  // One process of a node makes the copies, the others use them.
+  std::int64_t max_bytes = 0;  // of all copies together; 0 = no limit
+  // False: this process only uses copies that another process of the node makes.
   bool makes_copies = true;
 };
 
-// The copy of a shard. Any thread may use it.
+// The copy of a shard, whether it exists yet or not. Any thread may use it.
 struct StagedShard {
   std::string path;
   std::int64_t bytes = 0;
-  std::string hash;  // of the manifest
-  // The copy is complete.
+  std::string hash;  // of the shard, from the manifest
+  // The copy is complete, and nobody has discarded it.
   std::atomic<bool> is_usable = false;
 };
 
@@ -41,26 +41,26 @@ class StagedShards {
   // shards are copied; one warning says so. Error(kStorage) if the folder cannot be made.
   StagedShards(const std::filesystem::path& corpus, const configs::CorpusManifest& manifest,
                const StageOptions& options);
-  // Leaves an unfinished copy. Waits at most a second for the thread, which may hang on a lost file
-  // system.
+  // Waits at most a second for the thread, because it may hang on a lost file system. An unfinished
+  // copy stays on the disk until copies are made again.
   ~StagedShards();
   StagedShards(const StagedShards&) = delete;
   StagedShards& operator=(const StagedShards&) = delete;
 
-  // The copy of a shard file, which belongs to this object; null if the file is not one that is
-  // copied.
+  // The copy of a file of the corpus; null if the file is not a shard of a stream or record. This
+  // object owns the copy.
   StagedShard* find(const std::string& file) const;
   // How many copies are usable.
   std::int64_t num_usable() const;
 
  private:
   class Impl;
-  std::shared_ptr<Impl> impl_;  // the thread has one, too
+  std::shared_ptr<Impl> impl_;  // shared with the thread
   std::thread thread_;
 };
 
-// The copy turned out to be damaged: removes it, with a warning that says why. The corpus is read
-// instead.
+// Removes a copy that turned out to be damaged, and logs a warning that says why. From then on the
+// corpus is read instead.
 void discard(StagedShard& copy, const std::string& why);
 
 }  // namespace birkhoff

@@ -2,13 +2,19 @@
 
 #include <fmt/format.h>
 
-#include <algorithm>
 #include <utility>
 
 #include "cluster/base/files/checksum.h"
 #include "cluster/base/text/plural.h"
 
 namespace birkhoff {
+namespace {
+
+// A split that evaluation measures, and one that should not contain its texts.
+constexpr std::array<std::pair<SplitIndex, SplitIndex>, 3> kSplitPairs = {
+    {{kValid, kTrain}, {kTest, kTrain}, {kTest, kValid}}};
+
+}  // namespace
 
 void SplitOverlap::add(std::string_view text) {
   // Equal texts come in equal parts.
@@ -22,7 +28,12 @@ void SplitOverlap::end_document(SplitIndex split, const Document& document) {
   if (hash % sampled_ != 0) return;
   Copies& copies = texts_[hash];
   ++copies[split];
-  if (first_.empty() && std::ranges::count(copies, 0u) < 2) first_ = document.shown_path;
+  for (std::size_t pair = 0; pair < kSplitPairs.size(); ++pair) {
+    const auto& [held_out, other] = kSplitPairs[pair];
+    if (split != held_out && split != other) continue;
+    const bool is_shared = copies[held_out] > 0 && copies[other] > 0;
+    if (is_shared && first_[pair].empty()) first_[pair] = document.shown_path;
+  }
   while (texts_.size() > kMaxTexts) {
     sampled_ *= 2;
     std::erase_if(texts_, [&](const auto& text) { return text.first % sampled_ != 0; });
@@ -31,8 +42,8 @@ void SplitOverlap::end_document(SplitIndex split, const Document& document) {
 
 std::vector<std::string> SplitOverlap::notes() const {
   std::vector<std::string> lines;
-  for (const auto& [held_out, other] :
-       {std::pair(kValid, kTrain), std::pair(kTest, kTrain), std::pair(kTest, kValid)}) {
+  for (std::size_t pair = 0; pair < kSplitPairs.size(); ++pair) {
+    const auto& [held_out, other] = kSplitPairs[pair];
     std::int64_t shared = 0;
     for (const auto& [hash, copies] : texts_) {
       if (copies[other] > 0) shared += copies[held_out];
@@ -42,7 +53,8 @@ std::vector<std::string> SplitOverlap::notes() const {
         "warning: {}{} of the {} of {} have the same text as documents of {}{} (the first: {})",
         sampled_ == 1 ? "" : "about ", shared * static_cast<std::int64_t>(sampled_),
         counted(documents_[held_out], "document"), kSplitNames[held_out], kSplitNames[other],
-        sampled_ == 1 ? "" : fmt::format(", by a sample of 1 in {} texts", sampled_), first_));
+        sampled_ == 1 ? "" : fmt::format(", by a sample of 1 in {} texts", sampled_),
+        first_[pair]));
   }
   return lines;
 }

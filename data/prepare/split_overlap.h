@@ -38,7 +38,7 @@ class SplitOverlap {
   std::uint64_t sampled_ = 1;  // texts are kept whose hash is a multiple of it
   std::unordered_map<std::uint64_t, Copies> texts_;
   std::array<std::int64_t, 3> documents_ = {};  // by split
-  std::string first_;  // the first document whose text was in another split
+  std::array<std::string, 3> first_;            // by pair: the first document whose text was shared
 };
 
 }  // namespace birkhoff

@@ -66,6 +66,13 @@ class FieldFinder : public nlohmann::json::json_sax_t {
   }
   bool parse_error(std::size_t byte, const std::string&,
                    const nlohmann::json::exception& error) override {
+    constexpr int kNumberOverflow = 406;  // of the library, which ends there
+    if (error.id == kNumberOverflow) {
+      fail(ExitCode::kData,
+           "{}: the number that ends at byte {} of the line is larger than a double can be; write "
+           "it as a string, or remove the line",
+           place_, byte);
+    }
     // "[..] parse error at line 1, column 3: syntax error while .. - REASON; last read: '{x'"
     std::string reason = error.what();
     reason.erase(std::min(reason.find("; last read: "), reason.size()));
@@ -107,17 +114,26 @@ bool is_blank(std::string_view line) { return std::ranges::all_of(line, is_white
 class SeparatedTexts {
  public:
   SeparatedTexts(TextFile file, std::string shown_path, const std::string& separator)
-      : file_(std::move(file)), shown_path_(std::move(shown_path)), separator_(separator) {}
+      : file_(std::move(file)),
+        shown_path_(std::move(shown_path)),
+        separator_(separator),
+        takes_line_end_(!separator.starts_with('\n') && !separator.starts_with("\r\n") &&
+                        !separator.ends_with('\n')) {}
 
   // The next part, valid until the next call; nullopt after the last. The end of the file, right
   // after a separator, is none.
   std::optional<std::string_view> next() {
     if (begin_ == buffer_.size() && !read_more()) return std::nullopt;
     if (number_ == 0) {
+      constexpr std::size_t kMarkBytes = 16;  // at least the longest mark of a kind of file
+      while (buffer_.size() < kMarkBytes && read_more()) {
+      }
       require_not_packed(shown_path_, buffer_);
       if (buffer_.starts_with(kUtf8Mark)) begin_ = kUtf8Mark.size();
-    } else if (buffer_[begin_] == '\n') {  // of the separator's line
-      ++begin_;
+    } else if (takes_line_end_) {
+      if (buffer_[begin_] == '\r' && begin_ + 1 == buffer_.size()) read_more();
+      const std::string_view rest = std::string_view(buffer_).substr(begin_);
+      begin_ += rest.starts_with("\r\n") ? 2 : rest.starts_with('\n') ? 1 : 0;
       if (begin_ == buffer_.size() && !read_more()) return std::nullopt;
     }
     ++number_;
@@ -154,6 +170,8 @@ class SeparatedTexts {
   TextFile file_;
   std::string shown_path_;
   const std::string& separator_;
+  // A line end right after a separator belongs to it, unless it has line ends of its own.
+  const bool takes_line_end_;
   std::string buffer_;
   std::size_t begin_ = 0;  // of the next part, in the buffer
   std::int64_t number_ = 0;

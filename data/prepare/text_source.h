@@ -14,9 +14,11 @@ namespace birkhoff {
 // How documents lie in files.
 struct TextFormat {
   enum Kind {
-    kFiles,      // a file is a document
-    kLines,      // a line is
-    kSeparator,  // what is between two occurrences of a text is; a line feed after one is part of it
+    kFiles,  // a file is a document
+    kLines,  // a line is
+    // What is between two occurrences of a text is. A line end right after one belongs to it,
+    // unless the text itself begins or ends in a line end.
+    kSeparator,
     kJsonLines,  // a string in the JSON object of each line is
   };
   Kind kind = kFiles;

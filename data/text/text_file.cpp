@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <zlib.h>
 #include <zstd.h>
+#include <zstd_errors.h>
 
 #include <algorithm>
 #include <cstring>
@@ -10,6 +11,7 @@
 #include <utility>
 
 #include "cluster/base/error.h"
+#include "data/text/packed_text.h"
 
 namespace birkhoff {
 namespace {
@@ -120,6 +122,12 @@ class TextFile::Zstd final : public Unpacker {
       ZSTD_inBuffer from{rest.data(), rest.size(), 0};
       const std::size_t status = ZSTD_decompressStream(stream_, &to, &from);
       input.at += from.pos;
+      if (ZSTD_getErrorCode(status) == ZSTD_error_frameParameter_windowTooLarge) {
+        // The library's limit is 2^ZSTD_WINDOWLOG_LIMIT_DEFAULT bytes.
+        fail(ExitCode::kData, "{}: needs more than 128 MiB of memory to unpack; give its text: {}",
+             input.shown_path,
+             pipe_of({.name = "", .reader = "zstdcat --long=31", .start = ""}, input.shown_path));
+      }
       if (ZSTD_isError(status) != 0) input.fail_as_damaged("zstd", ZSTD_getErrorName(status));
       between_frames_ = status == 0;
       holds_back_ = !between_frames_ && to.pos == to.size;

@@ -36,9 +36,11 @@ void CommandLine::add_prepare() {
       ->check(CLI::Range(std::int64_t{2}, std::int64_t{10'000'000}));
   CLI::Option* lines = c->add_flag("--lines", prepare_.lines, "each line of a file is a document");
   CLI::Option* separator =
-      c->add_option("--separator", prepare_.separator,
-                    "a file holds documents with this text between them, for instance "
-                    "\"<|endoftext|>\"; a line end right after it belongs to it")
+      c->add_option(
+           "--separator", prepare_.separator,
+           "a file holds documents with this text between them, for instance "
+           "\"<|endoftext|>\"; a line end (\\n or \\r\\n) right after it belongs to it, unless it "
+           "begins or ends in one itself")
           ->type_name("TEXT")
           ->excludes(lines);
   CLI::Option* jsonl =

@@ -219,11 +219,13 @@ double Trial::bytes_of_state(double elements, int states) const {
   return 2 * states * elements * static_cast<double>(value_bytes(config_.train()));
 }
 
-// A layer's matrices read and write about 12 times the channels and 4 times the feed-forward width.
+// The norms and matrices of a layer read and write about 8 times the channels, 4 times the width of
+// all heads, and 4 times the feed-forward width.
 double Trial::kept_by_usual_layer(std::int64_t tokens) const {
   const configs::Model& model = config_.model();
+  const auto of_heads = static_cast<double>(model.heads() * head_width(model));
   return static_cast<double>(tokens * value_bytes(config_.train())) *
-         (12.0 * model.channels() + 4.0 * model.feed_forward());
+         (8.0 * model.channels() + 4 * of_heads + 4.0 * model.feed_forward());
 }
 
 // The backward pass allocates as much as a layer keeps.

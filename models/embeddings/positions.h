@@ -1,6 +1,6 @@
 // Encodings of positions, which are added to embeddings.
 //
-// Legend: B batch, T tokens, C channels.
+// Legend: B batch, T tokens, C channels, N rows of a table.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -27,27 +27,29 @@ at::Tensor sinusoid_table(std::int64_t positions, std::int64_t channels);
 
 class Positions {
  public:
-  // model.positions of data.sequence_length tokens. With image_axes, position t is value t of an
-  // image of shape `image`. `prefix` begins the parameters' names.
+  // Encodings as model.positions says, for data.sequence_length tokens. image: only image_axes
+  // needs it; position t is then value t of an image of this shape. prefix: the names of the
+  // parameters begin with it.
   Positions(const configs::Config& config, const std::string& prefix,
             const std::optional<ImageDims>& image, Parameters& parameters);
 
-  // x [B, T, C] of the tokens, or a slice, plus the encodings of positions_BT; undefined: 0, 1, 2,
-  // ...
+  // Returns x_BTC plus the encodings of positions_BT. If positions_BT is undefined, the positions
+  // of each sequence are 0, 1, 2, ... If `tokens` are divided over ranks, x_BTC holds this rank's
+  // slice of the batch * num_tokens tokens.
   at::Tensor add_to(const at::Tensor& x_BTC, std::int64_t batch, std::int64_t num_tokens,
                     const at::Tensor& positions_BT, const TokenSlices& tokens) const;
 
  private:
-  // A table of one axis: position t is its row t / stride modulo the number of rows.
+  // The table of one axis. Position t has row floor(t / stride) mod N.
   struct Axis {
     at::Tensor table_NC;
     std::int64_t stride = 1;
   };
 
-  // Of any int64 positions [...]: [..., C].
+  // The encodings [..., C] of int64 positions [...].
   at::Tensor encodings(const at::Tensor& positions) const;
 
-  std::vector<Axis> axes_;  // whose rows are added; no positions: none
+  std::vector<Axis> axes_;  // an encoding is the sum of a row of each; empty: no positions
 };
 
 }  // namespace birkhoff

@@ -112,8 +112,8 @@ class CheckpointWriter::Impl {
  private:
   enum class Phase { kIdle, kWriting, kCommitting };  // the same on all ranks
 
-  // Copies what this rank writes into one host buffer, which grows only when the state does. Returns
-  // the name of the first tensor that is not finite, or an empty one. Collective.
+  // Copies what this rank writes into one host buffer, which grows only when the state does.
+  // Returns the name of the first tensor that is not finite, or an empty one. Collective.
   std::string stage(const std::vector<TensorPart>& parts) {
     model_tensors_.clear();
     state_tensors_.clear();

@@ -15,8 +15,8 @@
 namespace birkhoff {
 namespace {
 
-// A value is finite if not all bits of its exponent are set. Copies blocks that stay in a core's
-// cache until they are checked.
+// A value is finite if its exponent has a bit that is 0. The tensor is checked and copied in blocks
+// that fit into a core's cache, so that the copy does not read memory again.
 template <typename Bits>
 bool copy_bits(const at::Tensor& data, Bits exponent, std::byte* out) {
   constexpr std::int64_t kBlock = (std::int64_t{64} << 10) / sizeof(Bits);
@@ -39,7 +39,8 @@ bool copy_bits(const at::Tensor& data, Bits exponent, std::byte* out) {
   return finite;
 }
 
-// Whether all values are finite, as a tensor there. The extremes are NaN if any value is, and need no memory.
+// A bool on the GPU: whether all values are finite. If a value is NaN, both extremes are NaN.
+// Unlike isfinite(data), this needs no memory of the size of the data.
 at::Tensor all_finite_on_gpu(const at::Tensor& data) {
   const auto [low, high] = at::aminmax(data);
   return at::isfinite(low).logical_and(at::isfinite(high));
@@ -69,7 +70,7 @@ std::string find_non_finite(const std::vector<TensorPart>& parts) {
   std::vector<at::Tensor> finite;
   for (const TensorPart& part : parts) {
     if (!part.data.is_floating_point() || part.data.numel() == 0) continue;
-    if (part.data.is_cpu()) {  // also on a GPU's rank, whose optimizer may count on the host
+    if (part.data.is_cpu()) {  // ranks with a GPU have such parts, too: counts of optimizers
       if (!copy_finite(part.data, nullptr)) return part.name;
       continue;
     }

@@ -1,5 +1,5 @@
-// A check whether training can resume from a state: a parameter or moment that is not finite stays
-// so in all later steps.
+// Checks that all values of a training state are finite. Training cannot resume from any other
+// state: a parameter or moment that is not finite stays so in all later steps.
 #pragma once
 
 #include <cstddef>
@@ -10,12 +10,13 @@
 
 namespace birkhoff {
 
-// Whether all values of a contiguous tensor on the CPU are finite. Also copies them to `out`, unless
-// it is null: one pass over memory, because training waits for it.
+// Returns whether all values of a contiguous tensor on the CPU are finite. Unless `out` is null,
+// also copies the values there. Reads the tensor once, because training waits for it.
 bool copy_finite(const at::Tensor& data, std::byte* out);
 
-// The name of the first part, of any owner, with a value that is not finite; empty if there is none.
-// Reads all parts once. Waits for a GPU that holds some of them. Local.
+// Returns the name of the first part that has a value that is not finite, or "" if there is none.
+// Checks all parts, also parts that another rank saves. Reads each once. Waits for the GPU if it
+// holds parts. Local.
 std::string find_non_finite(const std::vector<TensorPart>& parts);
 
 }  // namespace birkhoff

@@ -1,4 +1,4 @@
-// Images as samples of tasks: checks of their size, and synthetic ones.
+// Tasks whose samples are images: a check of the number of tokens, and synthetic images.
 #pragma once
 
 #include <cstdint>
@@ -10,15 +10,15 @@
 
 namespace birkhoff {
 
-// Checks that data.sequence_length is `tokens`, the number of tokens of an image. what: that number
-// in words. Error(kConfig).
+// Checks that data.sequence_length is `tokens`, the number of tokens of an image. what: a clause
+// for the message that says where this number comes from. Error(kConfig).
 void check_length(const configs::Config& config, std::int64_t tokens, const std::string& what);
 
-// An image of `area` pixels: a square, or else the rectangle that is closest to one.
+// The shape of an image of `area` pixels: of all rectangles, the one that is closest to a square.
 ImageDims shape_of_area(std::int64_t area, std::int64_t channels);
 
-// A batch of train.global_batch images of random values, on the CPU or the meta device. Depends
-// only on train.seed.
+// A batch of train.global_batch images of random values, on the CPU or the meta device. The values
+// depend only on train.seed.
 Batch synthetic_images(const configs::Config& config, const ImageDims& shape, at::Device device);
 
 }  // namespace birkhoff

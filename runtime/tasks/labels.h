@@ -1,4 +1,4 @@
-// Labels as targets of tasks: their classes, and the check that a model is built for them.
+// Tasks whose targets are labels: the classes, and a check of their number.
 #pragma once
 
 #include <cstdint>
@@ -10,10 +10,10 @@
 
 namespace birkhoff {
 
-// Targets without figures of their own: the model reports its accuracy.
+// Targets that add no figures: the model itself reports its accuracy.
 class LabelTargets final : public Targets {
  public:
-  // unit: what has a label.
+  // unit: the name of what has a label, such as "image".
   LabelTargets(std::int64_t count, std::string unit) : count_(count), unit_(std::move(unit)) {}
 
   std::string unit() const override { return unit_; }
@@ -24,14 +24,15 @@ class LabelTargets final : public Targets {
   const std::string unit_;
 };
 
-// The classes of a record of labels. Error(kData) if the split lacks it.
+// The names of the classes of a record of labels. Error(kData) if the split lacks the record.
 std::vector<std::string> classes_of(const Corpus& corpus, const std::string& split,
                                     const std::string& label);
-// The names of as many classes as a configuration has, without a corpus.
+// Names for the classes if there is no corpus: "0", "1", ...
 std::vector<std::string> numbered_classes(int classes);
 
-// Checks that a model is built for as many classes as the labels have. task: the path of its
-// configuration. Error(kData) if there are no labels, Error(kConfig) if there are more or fewer.
+// Checks that the configuration has as many classes as the corpus. task: the path of the task in
+// the configuration. label: the record. names: its classes. Error(kData) if the record holds no
+// labels, Error(kConfig) if the numbers differ.
 void check_classes(const std::string& task, int classes, const std::string& label,
                    const std::vector<std::string>& names);
 

@@ -141,8 +141,8 @@ TEST_F(StagedShardsTest, ADamagedCopyIsDiscarded) {
   EXPECT_EQ(staged.staged()->num_usable(), num_shards(staged) - 1);
 }
 
-// Copies appear while a source reads: the pages of each copy are checked, although the same pages of
-// the corpus were.
+// Copies appear while a source reads: the pages of each copy are checked, although the same pages
+// of the corpus were.
 TEST_F(StagedShardsTest, PagesOfACopyAreCheckedAnew) {
   Corpus staged = corpus();
   staged.stage({.folder = folder_ / "stage", .makes_copies = false});

@@ -86,6 +86,17 @@ TEST(TextFile, NamesFileAndReasonOfDamage) {
   }
 }
 
+TEST(TextFile, NamesThePipeForZstdDataWithALongWindow) {
+  const TemporaryFolder folder;
+  // A frame of one byte with a window of 2^27 bytes, then of 2^28.
+  write_text(folder / "packed", "\x28\xb5\x2f\xfd\x00\x88\x09\x00\x00z"s);
+  EXPECT_EQ(unpacked(folder / "packed"), "z");
+  write_text(folder / "packed", "\x28\xb5\x2f\xfd\x00\x90\x09\x00\x00z"s);
+  expect_error(ExitCode::kData, [&] { unpacked(folder / "packed"); },
+               {"needs more than 128 MiB of memory to unpack",
+                "zstdcat --long=31 " + folder / "packed" + " | birkhoff ... -"});
+}
+
 // The peak of this process's memory since `reset`, in bytes.
 std::int64_t peak_of_memory(bool reset) {
   if (reset) std::ofstream("/proc/self/clear_refs") << "5";
@@ -229,15 +240,33 @@ TEST(TextSource, SeparatorsStandAnywhereAndTakeTheirLineEnd) {
   EXPECT_THAT(parts("one\n<|>\ntwo\n<|>\n", "<|>"), ElementsAre("one\n", "two\n"));
   EXPECT_THAT(parts("one<|>two<|>three", "<|>"), ElementsAre("one", "two", "three"));
   EXPECT_THAT(parts("\xef\xbb\xbfone<|>\n\ntwo", "<|>"), ElementsAre("one", "\ntwo"));
-  EXPECT_THAT(parts("one\n\ntwo\n\n\nthree", "\n\n"), ElementsAre("one", "two", "three"));
+  EXPECT_THAT(parts("one\r\n<|>\r\ntwo\r\n<|>\r\n", "<|>"), ElementsAre("one\r\n", "two\r\n"));
+  EXPECT_THAT(parts("one<|>\r\r\ntwo<|>\r", "<|>"), ElementsAre("one", "\r\r\ntwo", "\r"));
+  // A separator with line ends of its own takes no other.
+  EXPECT_THAT(parts("one\n\ntwo\n\n\nthree", "\n\n"), ElementsAre("one", "two", "\nthree"));
+  EXPECT_THAT(parts("one\n<|>\ntwo", "\n<|>"), ElementsAre("one", "\ntwo"));
+  EXPECT_THAT(parts("one<|>\n\ntwo", "<|>\n"), ElementsAre("one", "\ntwo"));
   EXPECT_THAT(parts("none", "<|>"), ElementsAre("none"));
   EXPECT_THAT(parts("<|><|>one<|>", "<|>"), ElementsAre("one"));
   EXPECT_THAT(parts("<<|>|>", "<|>"), ElementsAre("<", "|>"));
   // A separator at each place around the limit of a read of 1 MiB.
   for (int shift = -12; shift <= 3; ++shift) {
     const std::string first(static_cast<std::size_t>((1 << 20) + shift), 'a');
-    EXPECT_THAT(parts(first + "[separator]\nb[separator]", "[separator]"), ElementsAre(first, "b"));
+    for (const std::string end : {"\n", "\r\n"}) {
+      EXPECT_THAT(parts(first + "[separator]" + end + "b[separator]", "[separator]"),
+                  ElementsAre(first, "b"));
+    }
   }
+  // A read that ends within the first bytes, as reads of gzip data do at the end of a member.
+  write_text(folder / "text", gzip_of("\xef") + gzip_of("\xbb\xbfone<|>two"));
+  EXPECT_THAT(documents_of(folder / "text", {TextFormat::kSeparator, "<|>"}),
+              ElementsAre("one", "two"));
+  write_text(folder / "text", gzip_of("BZh") + gzip_of("91AY&SY and more"));
+  expect_error(ExitCode::kData,
+               [&] {
+                 documents_of(folder / "text", {TextFormat::kSeparator, "<|>"});
+               },
+               {folder / "text", "bzip2"});
   std::int64_t skipped = 0;
   write_text(folder / "text", "<|>a<|>\n<|>\n<|>");
   skipped =
@@ -313,7 +342,9 @@ TEST(JsonText, NamesLineAndReason) {
   expect_bad("{\"text\": \"caf\xe9 au lait\"}", {"not JSON", "ill-formed UTF-8"});
   expect_bad("{\"text\": \"\xed\xa0\x80\"}", {"not JSON", "ill-formed UTF-8"});
   expect_bad("{\"text\": \"tab\there\"}", {"not JSON", "control character"});
-  expect_bad("{\"text\": " + std::string(100000, '1') + "}", {"number overflow"});
+  expect_bad("{\"text\": " + std::string(100000, '1') + "}",
+             {"ends at byte 100009 ", "larger than a double"});
+  expect_bad("{\"id\": 1e999, \"text\": \"a\"}", {"ends at byte 12 ", "larger than a double"});
   expect_bad("[\"text\"]", {"is an array, not a JSON object with a field 'text'"});
   expect_bad("\"text\"", {"is a string, not a JSON object"});
   expect_bad("17", {"is a number, not a JSON object"});
@@ -350,9 +381,9 @@ TEST(SplitOverlap, CountsHeldOutDocumentsWhoseTextIsElsewhere) {
       ElementsAre("warning: 1 of the 2 documents of valid have the same text as documents of train "
                   "(the first: of b)",
                   "warning: 2 of the 4 documents of test have the same text as documents of train "
-                  "(the first: of b)",
+                  "(the first: of a)",
                   "warning: 1 of the 4 documents of test have the same text as documents of valid "
-                  "(the first: of b)"));
+                  "(the first: of other)"));
 }
 
 // More texts than are kept: of 600,000 in train and 60,000 in valid, 20,000 are the same.

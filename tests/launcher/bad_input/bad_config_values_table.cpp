@@ -148,6 +148,10 @@ std::vector<BadInput> contradictions() {
            "config print good.txtpb --set train.zero_stage=1 --set train.optimizer.adafactor={}",
        .code = ExitCode::kConfig,
        .words = {"train.zero_stage", "must be 0 with train.optimizer.adafactor"}},
+      {.name = "Nesterov's momentum of 0",
+       .line = "config print good.txtpb --set 'train.optimizer.sgd={momentum: 0 nesterov: true}'",
+       .code = ExitCode::kConfig,
+       .words = {"train.optimizer.sgd.nesterov", "no effect", "momentum 0"}},
       value("train.cuda_graph=true", {"needs device: cuda"}),
       {.name = "a CUDA graph of updates that read the host",
        .line = "config print good.txtpb --set device=cuda --set train.cuda_graph=true --set "

@@ -89,6 +89,17 @@ TEST(Trial, AnEvaluationMayTakeMoreThanAStep) {
               0.1);
 }
 
+// Of 32 channels, and 128 in a feed-forward layer: 8 * 32 + 4 * heads + 4 * 128 values per token.
+TEST(Trial, EstimatesOfUsualLayersCountTheWidthOfHeads) {
+  const auto estimate = [](const char* head_channels) {
+    Trial trial(config_of({head_channels}), kVocabulary, 4, {.flops = 1, .bytes = 1});
+    EXPECT_FALSE(trial.layers_fit());
+    return trial.memory(false).layers;
+  };
+  EXPECT_DOUBLE_EQ(estimate("model.head_channels=0"), estimate("model.head_channels=8"));
+  EXPECT_DOUBLE_EQ(estimate("model.head_channels=64"), 2 * estimate("model.head_channels=8"));
+}
+
 TEST(Trial, RecomputationKeepsLess) {
   Trial trial(config_of({}), kVocabulary, 4);
   EXPECT_LT(3 * trial.memory(true).layers, trial.memory(false).layers);
