@@ -186,7 +186,7 @@ TEST(Needs, NameFieldsAndTheirValues) {
       }
     }
   }
-  EXPECT_EQ(num_fields, 28);
+  EXPECT_EQ(num_fields, 38);
 }
 
 }  // namespace
