@@ -91,6 +91,12 @@ struct MechanismTraits {
   // Supports cross-attention: queries and keys may come from two sequences of different lengths.
   // Each output then depends on its own query only, so queries may come one at a time.
   bool supports_cross_attention = false;
+  // Supports attention between two sets: queries and keys may differ in number, without padding or
+  // documents, and their order has no meaning. Outputs may depend on all queries.
+  bool supports_sets = false;
+  // Sums over queries of the weights of a key are balanced, too: a single query gives all keys the
+  // same weight.
+  bool balances_keys = false;
   // The next four tell tests what to expect.
   // An output is a weighted mean of the values that its query sees.
   bool convex = false;

@@ -2,22 +2,16 @@
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/arange.h>
-#include <ATen/ops/argmax.h>
 #include <ATen/ops/log_softmax.h>
-#include <ATen/ops/ones_like.h>
 #include <ATen/ops/where.h>
 #include <c10/core/GradMode.h>
 
 #include "configs/schema/config.pb.h"
 #include "models/embeddings/token_embedding.h"
+#include "models/losses/classification_sums.h"
 #include "models/parallel/parameter_use.h"
 
 namespace birkhoff {
-namespace {
-
-constexpr char kAccuracy[] = "accuracy";
-
-}  // namespace
 
 SequenceClassifier::SequenceClassifier(const configs::Config& config,
                                        const MakeEmbedding& make_embedding, Pooling pooling,
@@ -51,15 +45,9 @@ at::Tensor SequenceClassifier::logits(const Batch& batch, const std::optional<No
 LossSums SequenceClassifier::loss_sums(const Batch& batch, const std::optional<NoiseKey>& noise) {
   NamedSums sums;
   const at::Tensor logits_BK = logits(batch, noise, sums);
-  const at::Tensor& labels_B = batch.at(field::kLabels);
-  // Before the loss, which may overwrite the logits.
-  const at::Tensor correct = logits_BK.detach().argmax(-1).eq(labels_B).sum(at::kDouble);
-  LossSums loss_sums =
-      cross_entropy_sums(logits_BK.unsqueeze(1), labels_B.unsqueeze(1),
-                         at::ones_like(labels_B, at::TensorOptions(at::kByte)).unsqueeze(1));
+  LossSums loss_sums = classification_sums(logits_BK, batch.at(field::kLabels));
   const at::Tensor lengths_B = embedding_->lengths(batch);
   loss_sums.tokens = lengths_B.sum(at::kDouble);
-  loss_sums.named.emplace_back(kAccuracy, correct);
   add_layer_sums(sums, loss_sums, parameters_.place().tensor,
                  lengths_B.to(parameters_.dtype()).reciprocal());
   return loss_sums;
@@ -78,7 +66,7 @@ double SequenceClassifier::forward_flops_per_sequence() const {
 
 std::vector<Figure> SequenceClassifier::figures() const {
   std::vector<Figure> result = stack_.figures();
-  result.insert(result.begin(), Figure{.sum = kAccuracy, .per = ""});
+  result.insert(result.begin(), accuracy_figure());
   return result;
 }
 

@@ -11,6 +11,7 @@
 // and, except to classify, labels_B (int64).
 //
 // Models of images have images (u8 [B, rows, columns, channels]) and, to classify them, labels_B.
+// Classifiers of point sets have points (fp32 [B, points, dimensions]) and labels_B.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -50,6 +51,7 @@ inline constexpr std::string_view kPositions = "positions";
 inline constexpr std::string_view kLengths = "lengths";
 inline constexpr std::string_view kLabels = "labels";
 inline constexpr std::string_view kImages = "images";
+inline constexpr std::string_view kPoints = "points";
 }  // namespace field
 
 }  // namespace birkhoff

@@ -156,7 +156,7 @@ void evaluate(const EvalArguments& arguments, ProcessGroup& world, ProcessGroup&
   const std::unique_ptr<Task> task = make_task(config);
   if (!arguments.text.empty() && !task->targets_are_text()) {
     const std::string cure = task->own_vocabulary()
-                                 ? "it reads images: name a corpus of images with --corpus"
+                                 ? "it reads none: name a corpus with --corpus"
                                  : fmt::format("classify it with `birkhoff classify {} {}`",
                                                arguments.path, arguments.text);
     fail(ExitCode::kUsage, "--text {}: the model predicts no text; {}", arguments.text, cure);

@@ -106,7 +106,7 @@ void require_same_inputs(const Task& task, const CheckpointFolder& checkpoint,
          of_model.image.value_or(ImageDims()).text());
   }
   if (inputs.class_names == of_model.class_names) return;
-  const std::string cure = task.own_vocabulary() ? "prepare images of the same classes"
+  const std::string cure = task.own_vocabulary() ? "prepare a corpus of the same classes"
                                                  : cure_of(checkpoint.manifest, path);
   const google::protobuf::RepeatedPtrField<std::string> names(inputs.class_names.begin(),
                                                               inputs.class_names.end());

@@ -28,7 +28,7 @@ namespace {
 std::int64_t planned_vocabulary(const PlanArguments& arguments, const configs::Config& config) {
   if (const auto own = make_task(config)->own_vocabulary()) {
     if (!arguments.vocabulary) return *own;
-    fail(ExitCode::kUsage, "--vocabulary {}: the model reads images; leave it out",
+    fail(ExitCode::kUsage, "--vocabulary {}: the model reads no tokens; leave it out",
          *arguments.vocabulary);
   }
   if (arguments.vocabulary) return *arguments.vocabulary;

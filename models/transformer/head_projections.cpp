@@ -12,13 +12,14 @@
 namespace birkhoff {
 
 HeadProjections::HeadProjections(const configs::Model& config, std::vector<GroupProjections> groups,
-                                 KeySource source, const std::string& name, Parameters& parameters)
+                                 KeySource source, const InputWidths& inputs,
+                                 const std::string& name, Parameters& parameters)
     : head_dim_(head_width(config)), groups_(std::move(groups)) {
   const auto add = [&](std::optional<Linear>& linear, const char* kind, bool with_queries,
                        bool with_keys) {
     std::vector<std::int64_t> all = widths(with_queries, with_keys);
     for (std::int64_t& width : all) width *= parameters.place().tensor_size;
-    linear.emplace(config, WeightRole::kInner, config.channels(),
+    linear.emplace(config, WeightRole::kInner, with_queries ? inputs.queries : inputs.keys,
                    std::accumulate(all.begin(), all.end(), std::int64_t{0}), name + kind,
                    parameters, LinearSplit::kOutputs, all);
   };
@@ -83,12 +84,10 @@ std::pair<HeadProjections::Heads, at::Tensor> HeadProjections::keys_and_values(
   return {split(y, /*with_queries=*/false, /*with_keys=*/true), x};
 }
 
-double HeadProjections::flops() const {
-  double flops = 0;
-  for (const std::optional<Linear>* linear : {&query_key_value_, &query_, &key_value_}) {
-    if (*linear) flops += (*linear)->flops();
-  }
-  return flops;
+double HeadProjections::flops(std::int64_t num_queries, std::int64_t num_keys) const {
+  const auto queries = static_cast<double>(num_queries), keys = static_cast<double>(num_keys);
+  if (query_key_value_) return queries * query_key_value_->flops();
+  return queries * query_->flops() + keys * key_value_->flops();
 }
 
 }  // namespace birkhoff

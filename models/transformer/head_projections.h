@@ -24,6 +24,12 @@ namespace birkhoff {
 // What the heads read keys and values from.
 enum class KeySource { kOwnSequence, kMemory };
 
+// The channels of what queries, and keys and values, are computed from. Without a memory they are
+// the same.
+struct InputWidths {
+  std::int64_t queries = 0, keys = 0;
+};
+
 // Which projections a head group has.
 struct GroupProjections {
   std::int64_t heads = 0;      // of queries, on this rank
@@ -43,7 +49,8 @@ class HeadProjections {
   // Adds "<name>.query_key_value", or with a memory "<name>.query" and "<name>.key_value".
   // Error(kInternal) if a group without keys reads a memory.
   HeadProjections(const configs::Model& config, std::vector<GroupProjections> groups,
-                  KeySource source, const std::string& name, Parameters& parameters);
+                  KeySource source, const InputWidths& inputs, const std::string& name,
+                  Parameters& parameters);
 
   // For heads that read their own sequence. Also returns x of all tokens.
   std::pair<Heads, at::Tensor> all(const at::Tensor& x_BTC, const TokenSlices& tokens) const;
@@ -52,7 +59,8 @@ class HeadProjections {
   std::pair<Heads, at::Tensor> keys_and_values(const at::Tensor& memory_BSC,
                                                const TokenSlices& tokens) const;
 
-  double flops() const;  // for one token, and one token of a memory
+  // Of that number of tokens; with a memory, of `num_keys` tokens of the memory as well.
+  double flops(std::int64_t num_queries, std::int64_t num_keys) const;
 
  private:
   // The widths of the parts of the outputs, in order, on this rank.

@@ -1,7 +1,10 @@
 #include "models/transformer/multi_head_attention.h"
 
+#include <ATen/TensorOperators.h>
 #include <ATen/ops/cat.h>
 
+#include <algorithm>
+#include <cmath>
 #include <utility>
 
 #include "cluster/base/error.h"
@@ -42,7 +45,29 @@ MultiHeadAttention::MultiHeadAttention(const configs::Model& config,
                                        const std::string& field, KeySource source,
                                        std::int64_t noise_number, std::int64_t sequence_length,
                                        bool causal, const std::string& name, Parameters& parameters)
-    : source_(source), noise_number_(noise_number), num_ranks_(parameters.place().tensor_size) {
+    : MultiHeadAttention(config, attention, field, source,
+                         Form{.inputs = {config.channels(), config.channels()}}, noise_number,
+                         sequence_length, causal, name, parameters) {}
+
+MultiHeadAttention MultiHeadAttention::between_sets(
+    const configs::Model& config, const configs::Attention& attention, const std::string& field,
+    KeySource source, const InputWidths& inputs, std::int64_t noise_number, std::int64_t num_points,
+    const std::string& name, Parameters& parameters) {
+  require(parameters.place().tensor_size == 1, "attention between sets is not divided");
+  return MultiHeadAttention(config, attention, field, source,
+                            Form{.inputs = inputs, .between_sets = true}, noise_number, num_points,
+                            /*causal=*/false, name, parameters);
+}
+
+MultiHeadAttention::MultiHeadAttention(const configs::Model& config,
+                                       const configs::Attention& attention,
+                                       const std::string& field, KeySource source, const Form& form,
+                                       std::int64_t noise_number, std::int64_t sequence_length,
+                                       bool causal, const std::string& name, Parameters& parameters)
+    : query_scale_(form.between_sets ? 1 / std::sqrt(static_cast<double>(config.heads())) : 1),
+      source_(source),
+      noise_number_(noise_number),
+      num_ranks_(parameters.place().tensor_size) {
   if (attention.group_size() > static_cast<int>(kMaxHeadGroups)) {
     fail(ExitCode::kConfig, "{}: {} groups; at most {} are allowed", field, attention.group_size(),
          kMaxHeadGroups);
@@ -70,7 +95,13 @@ MultiHeadAttention::MultiHeadAttention(const configs::Model& config,
     group.mechanism = make_group_mechanism(attention.group(g).mechanism(), shape, group_field,
                                            group.name, parameters);
     const MechanismTraits traits = group.mechanism->traits();
-    if (source_ == KeySource::kMemory && !traits.supports_cross_attention) {
+    if (form.between_sets && !traits.supports_sets) {
+      fail(ExitCode::kConfig,
+           "{}.mechanism: it is for sequences, and the points of a set have no order; choose dense "
+           "or sinkformer",
+           group_field);
+    }
+    if (source_ == KeySource::kMemory && !form.between_sets && !traits.supports_cross_attention) {
       fail(ExitCode::kConfig,
            "{}.mechanism: it attends within one sequence and cannot read an encoder's outputs; "
            "choose one that can, for instance dense",
@@ -83,7 +114,8 @@ MultiHeadAttention::MultiHeadAttention(const configs::Model& config,
     output_widths.push_back(all_heads * shape.head_dim);
     head_groups_.push_back(std::move(group));
   }
-  projections_.emplace(config, std::move(projections), source_, name, parameters);
+  projections_.emplace(config, std::move(projections), source_, form.inputs, name, parameters);
+  if (form.between_sets) return;
   output_.emplace(config, WeightRole::kResidual, config.heads() * head_width(config),
                   config.channels(), name + ".output", parameters, LinearSplit::kInputs,
                   output_widths);
@@ -128,16 +160,19 @@ at::Tensor MultiHeadAttention::join(const std::vector<at::Tensor>& out_BHTD,
   for (const at::Tensor& out : out_BHTD) {
     out_BTC.push_back(out.transpose(1, 2).flatten(2));
   }
-  return (*output_)(out_BTC.size() == 1 ? out_BTC.front() : at::cat(out_BTC, -1), tokens);
+  const at::Tensor joined_BTC = out_BTC.size() == 1 ? out_BTC.front() : at::cat(out_BTC, -1);
+  return output_ ? (*output_)(joined_BTC, tokens) : joined_BTC;
 }
 
 at::Tensor MultiHeadAttention::forward(const at::Tensor& x_BTC, const SequenceContext& context,
                                        const std::optional<NoiseKey>& noise,
                                        NamedSums& sums) const {
   std::vector<AttentionInput> inputs = project(x_BTC, context);
-  std::vector<at::Tensor> out_BHTD;
+  std::vector<at::Tensor> queries_BHTD, out_BHTD;
   for (std::size_t g = 0; g < inputs.size(); ++g) {
     const HeadGroup& group = head_groups_[g];
+    queries_BHTD.push_back(inputs[g].q_BHLD);
+    if (query_scale_ != 1) inputs[g].q_BHLD = inputs[g].q_BHLD * query_scale_;
     if (noise) {
       NoiseKey key = noise->at_layer(noise_layer(noise_number_, RandomStream::kHeadGroup, g));
       key.first_head = group.first_head;
@@ -149,7 +184,7 @@ at::Tensor MultiHeadAttention::forward(const at::Tensor& x_BTC, const SequenceCo
     }
     const PathCaller caller(group.name);
     AttentionOutput output = group.mechanism->attend(inputs[g], Path::kFused);
-    out_BHTD.push_back(std::move(output.out_BHLD));
+    out_BHTD.push_back(output_ ? std::move(output.out_BHLD) : queries_BHTD[g] + output.out_BHLD);
     for (auto& [name, value] : output.sums) {
       sums.emplace_back(group.name + "." + name, std::move(value));
     }
@@ -201,10 +236,13 @@ at::Tensor MultiHeadAttention::decode_step(std::vector<std::unique_ptr<DecodeSta
   return join(out_BHTD, context.tokens);
 }
 
-double MultiHeadAttention::forward_flops(std::int64_t num_tokens) const {
-  double flops = static_cast<double>(num_tokens) * (projections_->flops() + output_->flops());
+double MultiHeadAttention::forward_flops(std::int64_t num_queries, std::int64_t num_keys) const {
+  const auto queries = static_cast<double>(num_queries), keys = static_cast<double>(num_keys);
+  double flops =
+      projections_->flops(num_queries, num_keys) + (output_ ? queries * output_->flops() : 0);
   for (const HeadGroup& group : head_groups_) {
-    flops += group.mechanism->forward_flops(num_tokens) * num_ranks_;
+    // Between sets, the cost is proportional to the pairs of a query and a key.
+    flops += group.mechanism->forward_flops(num_queries) * (keys / queries) * num_ranks_;
   }
   return flops;
 }
@@ -217,6 +255,11 @@ std::vector<Figure> MultiHeadAttention::figures() const {
     }
   }
   return result;
+}
+
+bool MultiHeadAttention::balances_keys() const {
+  return std::ranges::any_of(
+      head_groups_, [](const HeadGroup& group) { return group.mechanism->traits().balances_keys; });
 }
 
 std::vector<std::string> MultiHeadAttention::warnings() const {

@@ -47,6 +47,15 @@ class MultiHeadAttention {
                      const std::string& field, KeySource source, std::int64_t noise_number,
                      std::int64_t sequence_length, bool causal, const std::string& name,
                      Parameters& parameters);
+  // Attention between sets (models/set_transformer/set_block.h): scores are q . k / sqrt(C), the
+  // queries are added to the heads' outputs, and there is no output projection. On one rank of the
+  // tensor axis.
+  static MultiHeadAttention between_sets(const configs::Model& config,
+                                         const configs::Attention& attention,
+                                         const std::string& field, KeySource source,
+                                         const InputWidths& inputs, std::int64_t noise_number,
+                                         std::int64_t num_points, const std::string& name,
+                                         Parameters& parameters);
 
   // x: [B, T, C] or a slice of it, as the output, after the layer's norm. Appends the mechanisms'
   // sums to `sums`, named "<parameter prefix>.<name>".
@@ -61,12 +70,25 @@ class MultiHeadAttention {
   at::Tensor decode_step(std::vector<std::unique_ptr<DecodeState>>& states, const at::Tensor& x_BTC,
                          const SequenceContext& context) const;
 
-  // On all ranks of the tensor axis together. With a memory: of as many tokens.
-  double forward_flops(std::int64_t num_tokens) const;
+  // On all ranks of the tensor axis together. With a memory: of `num_keys` tokens; between sets
+  // only, or as many as queries. Otherwise as many as queries.
+  double forward_flops(std::int64_t num_queries, std::int64_t num_keys) const;
   std::vector<Figure> figures() const;
   std::vector<std::string> warnings() const;
+  // Whether a head group does: MechanismTraits::balances_keys.
+  bool balances_keys() const;
 
  private:
+  // What differs between layers of a Transformer and attention between sets.
+  struct Form {
+    InputWidths inputs;
+    bool between_sets = false;
+  };
+  MultiHeadAttention(const configs::Model& config, const configs::Attention& attention,
+                     const std::string& field, KeySource source, const Form& form,
+                     std::int64_t noise_number, std::int64_t sequence_length, bool causal,
+                     const std::string& name, Parameters& parameters);
+
   struct HeadGroup {
     std::string name;  // parameter prefix
     std::unique_ptr<Mechanism> mechanism;
@@ -82,12 +104,14 @@ class MultiHeadAttention {
                                         const SequenceContext& context) const;
   at::Tensor join(const std::vector<at::Tensor>& out_BHTD, const TokenSlices& tokens) const;
 
+  // The factor of queries that makes a mechanism's scores, q . k / sqrt(D), those of the form.
+  double query_scale_;
   KeySource source_;
   std::int64_t noise_number_;
   int num_ranks_;  // of the tensor axis
   std::vector<HeadGroup> head_groups_;
   std::optional<HeadProjections> projections_;
-  std::optional<Linear> output_;
+  std::optional<Linear> output_;  // none between sets
 };
 
 }  // namespace birkhoff

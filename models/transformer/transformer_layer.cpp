@@ -133,8 +133,9 @@ ResidualStream TransformerLayer::decode_step(State& state, const ResidualStream&
 }
 
 double TransformerLayer::forward_flops(std::int64_t num_tokens) const {
-  return attention_.attention.forward_flops(num_tokens) +
-         (cross_attention_ ? cross_attention_->attention.forward_flops(num_tokens) : 0) +
+  return attention_.attention.forward_flops(num_tokens, num_tokens) +
+         (cross_attention_ ? cross_attention_->attention.forward_flops(num_tokens, num_tokens)
+                           : 0) +
          (feed_forward_ ? static_cast<double>(num_tokens) * feed_forward_->flops() : 0);
 }
 

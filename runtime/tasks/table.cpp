@@ -24,6 +24,7 @@ constexpr Entry kTasks[] = {
     {configs::Task::kClassification, make_text_classification_task},
     {configs::Task::kPixelModel, make_pixel_model_task},
     {configs::Task::kImageClassification, make_image_classification_task},
+    {configs::Task::kPointSets, make_point_sets_task},
 };
 
 const std::string& name_of(configs::Task::KindCase kind) {

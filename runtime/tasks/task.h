@@ -64,6 +64,7 @@ std::unique_ptr<Task> make_language_model_task(const configs::Config& config);
 std::unique_ptr<Task> make_text_classification_task(const configs::Config& config);
 std::unique_ptr<Task> make_pixel_model_task(const configs::Config& config);
 std::unique_ptr<Task> make_image_classification_task(const configs::Config& config);
+std::unique_ptr<Task> make_point_sets_task(const configs::Config& config);
 
 // The task of a resolved configuration. Error(kConfig) if it cannot be trained, or none is set.
 std::unique_ptr<Task> make_task(const configs::Config& config);

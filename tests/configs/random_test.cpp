@@ -49,6 +49,11 @@ bool is_small(const configs::Config& config, bool run) {
   if (model.layers() > 4 || model.channels() > 64 || model.feed_forward() > 300 || length > 256) {
     return false;
   }
+  const configs::PointSets& sets = config.task().point_sets();
+  if (std::max({sets.dimensions(), sets.set_transformer().inducing_points(),
+                sets.set_transformer().seeds()}) > 300) {
+    return false;
+  }
   const auto small = [&](const configs::SinkhornAttention& sinkhorn) {
     if (sinkhorn.max_blocks() > 256) return false;
     return !run || (length / sinkhorn.block() <= 32 && sinkhorn.iterations() <= 32);
@@ -188,6 +193,7 @@ class RandomConfigs : public testing::Test {
       batch.fields["images"] =
           at::zeros({1, image->rows, image->columns, image->channels}, at::kByte);
     }
+    batch.fields["points"] = at::ones({1, length, config.task().point_sets().dimensions()});
     const bool classifies = model->classifier() != nullptr;
     if (classifies) batch.fields["lengths"] = at::full({1}, length, at::kLong);
     if (classifies) batch.fields["labels"] = at::ones({1}, at::kLong);

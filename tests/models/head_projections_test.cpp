@@ -13,7 +13,7 @@ constexpr std::int64_t kChannels = 12, kHeadDim = 2, kPlaces = 5;
 
 struct HeadProjectionsTest : ::testing::Test {
   HeadProjections make(KeySource source) {
-    return HeadProjections(config, groups, source, "attention", parameters);
+    return HeadProjections(config, groups, source, {kChannels, kChannels}, "attention", parameters);
   }
   // Outputs [first, first + heads * D) of a linear map, as heads.
   at::Tensor expected(const std::string& name, const at::Tensor& x, std::int64_t first,
@@ -53,7 +53,7 @@ TEST_F(HeadProjectionsTest, GroupsGetTheTensorsThatTheyShare) {
   const HeadProjections projections = make(KeySource::kOwnSequence);
   // Heads: 6 of queries, 3 of keys, 3 of values.
   EXPECT_THAT(shapes(), ::testing::ElementsAre("attention.query_key_value.weight 24"));
-  EXPECT_EQ(projections.flops(), 2 * 24 * kChannels);
+  EXPECT_EQ(projections.flops(1, 1), 2 * 24 * kChannels);
   const HeadProjections::Heads heads = projections.all(x_BTC, {}).first;
   const auto equal = [&](const at::Tensor& part, std::int64_t first_head, std::int64_t count) {
     return at::allclose(

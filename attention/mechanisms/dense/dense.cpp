@@ -181,6 +181,7 @@ MechanismTraits DenseAttention::traits() const {
   return {.causal = shape_.causal,
           .exact_in_decoding = shape_.causal,
           .supports_cross_attention = !shape_.causal,
+          .supports_sets = !shape_.causal,
           .convex = terms_.is_convex(),
           .selects = normalizer_.kind != Normalizer::kSoftmax,
           .quadratic = true};

@@ -34,7 +34,9 @@ class SinkformerAttention final : public Mechanism {
         dropout_(m.config.sinkformer().dropout()) {}
 
   AttentionOutput attend(const AttentionInput& in, Path limit) const override {
-    require(in.q_BHLD.size(2) == in.k_BHSD.size(2), "sinkformer needs as many keys as queries");
+    require(in.q_BHLD.size(2) == in.k_BHSD.size(2) ||
+                (!in.key_lengths_B.defined() && !in.segments_q_BL.defined()),
+            "sinkformer needs as many keys as queries if there is padding or documents");
     DoublyStochasticAttention attention{.q_BHLD = in.q_BHLD,
                                         .k_BHSD = in.k_BHSD,
                                         .v_BHSD = in.v_BHSD,
@@ -52,7 +54,9 @@ class SinkformerAttention final : public Mechanism {
   }
 
   MechanismTraits traits() const override {
-    return {.convex = true,
+    return {.supports_sets = true,
+            .balances_keys = half_steps_ > 1,
+            .convex = true,
             .approximate_gradient = half_steps_ > 1 && gradient_ != BalanceGradient::kUnrolled,
             .takes_sinks = false,
             .quadratic = true};

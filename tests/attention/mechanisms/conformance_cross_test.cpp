@@ -14,8 +14,11 @@ constexpr std::int64_t kCrossQueries = 9, kCrossKeys = 14;
 bool supports_cross_attention(const MechanismCase&, const MechanismTraits& traits) {
   return traits.supports_cross_attention;
 }
+bool supports_sets(const MechanismCase&, const MechanismTraits& traits) {
+  return traits.supports_sets;
+}
 bool stays(const MechanismCase&, const MechanismTraits& traits) {
-  return !traits.supports_cross_attention;
+  return !traits.supports_cross_attention && !traits.supports_sets;
 }
 
 class Cross : public ::testing::TestWithParam<MechanismCase> {
@@ -35,33 +38,74 @@ class Cross : public ::testing::TestWithParam<MechanismCase> {
   at::Tensor run(const AttentionInput& in, Path path) const {
     return test::run(*built_.mechanism, in, path);
   }
+  void expect_paths_equal_the_reference(const AttentionInput& in) const {
+    const auto all = leaves(in, built_.parameters);
+    const at::Tensor expected = run(in, Path::kReference);
+    ASSERT_EQ(expected.sizes(), in.q_BHLD.sizes());
+    const auto expected_gradients = gradients(expected, all);
+    for (const Path path : {Path::kSdpa, Path::kFused}) {
+      const at::Tensor out = run(in, path);
+      EXPECT_LE(max_difference(out, expected), 1e-12) << in.q_BHLD.size(2);
+      const auto found = gradients(out, all);
+      for (std::size_t i = 0; i < all.size(); ++i) {
+        EXPECT_LE(max_difference(found[i], expected_gradients[i]), 1e-12) << in.q_BHLD.size(2) << i;
+      }
+    }
+  }
 
   Built built_{GetParam().config, GetParam().causal, at::kDouble};
 };
 class CrossConformance : public Cross {};
 class SelfConformance : public Cross {};
+class SetConformance : public Cross {};
 INSTANTIATE_TEST_SUITE_P(All, CrossConformance,
                          ::testing::ValuesIn(cases_where(supports_cross_attention)), name_of);
 INSTANTIATE_TEST_SUITE_P(All, SelfConformance, ::testing::ValuesIn(cases_where(stays)), name_of);
+INSTANTIATE_TEST_SUITE_P(All, SetConformance, ::testing::ValuesIn(cases_where(supports_sets)),
+                         name_of);
 
 TEST_P(CrossConformance, AllPathsEqualTheReference) {
   for (const std::int64_t num_queries :
        {std::int64_t{1}, kCrossQueries, kCrossKeys, kCrossKeys + 3}) {
     const AttentionInput unpadded = cross_input(num_queries);
     for (const AttentionInput& in : {unpadded, padded(unpadded)}) {
-      const auto all = leaves(in, built_.parameters);
-      const at::Tensor expected = run(in, Path::kReference);
-      ASSERT_EQ(expected.sizes(), in.q_BHLD.sizes());
-      const auto expected_gradients = gradients(expected, all);
-      for (const Path path : {Path::kSdpa, Path::kFused}) {
-        const at::Tensor out = run(in, path);
-        EXPECT_LE(max_difference(out, expected), 1e-12) << num_queries;
-        const auto found = gradients(out, all);
-        for (std::size_t i = 0; i < all.size(); ++i) {
-          EXPECT_LE(max_difference(found[i], expected_gradients[i]), 1e-12) << num_queries << i;
-        }
-      }
+      expect_paths_equal_the_reference(in);
     }
+  }
+}
+
+TEST_P(SetConformance, AllPathsEqualTheReference) {
+  for (const std::int64_t num_queries :
+       {std::int64_t{1}, kCrossQueries, kCrossKeys, kCrossKeys + 3}) {
+    expect_paths_equal_the_reference(cross_input(num_queries));
+  }
+}
+
+TEST_P(SetConformance, OrdersHaveNoMeaning) {
+  const at::NoGradGuard no_grad;
+  const AttentionInput in = cross_input(kCrossQueries);
+  const at::Tensor queries_L = (at::arange(kCrossQueries) * 4 + 2).remainder(kCrossQueries),
+                   keys_S = (at::arange(kCrossKeys) * 5 + 3).remainder(kCrossKeys);
+  AttentionInput permuted = in;
+  permuted.q_BHLD = in.q_BHLD.index_select(2, queries_L);
+  permuted.x_q_BLC = in.x_q_BLC.index_select(1, queries_L);
+  permuted.k_BHSD = in.k_BHSD.index_select(2, keys_S);
+  permuted.v_BHSD = in.v_BHSD.index_select(2, keys_S);
+  permuted.x_kv_BSC = in.x_kv_BSC.index_select(1, keys_S);
+  EXPECT_LE(
+      max_difference(run(permuted, Path::kFused), run(in, Path::kFused).index_select(2, queries_L)),
+      1e-12);
+}
+
+TEST_P(SetConformance, OneQueryWeighsKeysAlikeIfTheyAreBalanced) {
+  const at::NoGradGuard no_grad;
+  const AttentionInput in = cross_input(1);
+  const double difference =
+      max_difference(run(in, Path::kFused), in.v_BHSD.mean(2, /*keepdim=*/true));
+  if (built_.traits.balances_keys) {
+    EXPECT_LE(difference, 1e-12);
+  } else {
+    EXPECT_GT(difference, 1e-3);
   }
 }
 

@@ -166,15 +166,15 @@ TEST_F(ImagesProcess, RefusalsAreOneLine) {
                  "channels); prepare images of that size");
   expect_refused({"eval", "classes", "--corpus", "many"}, data,
                  "many: the classes of its labels, 4 classes (class 0, class 1, class 2, class 3), "
-                 "are not the model's, 3 classes (class 0, class 1, class 2); prepare images of "
+                 "are not the model's, 3 classes (class 0, class 1, class 2); prepare a corpus of "
                  "the same classes");
   expect_refused({"eval", "pixels", "--text", "pixels.txtpb"}, usage,
-                 "--text pixels.txtpb: the model predicts no text; it reads images");
+                 "--text pixels.txtpb: the model predicts no text; it reads none");
   expect_refused({"classify", "classes", "pixels.txtpb"}, usage, "no tokenizer");
   expect_refused({"analyse", "classes", "--text", "pixels.txtpb", "--html", "a.html"}, usage,
                  "no tokenizer");
   expect_refused({"plan", "pixels.txtpb", "--vocabulary", "256"}, usage,
-                 "--vocabulary 256: the model reads images; leave it out");
+                 "--vocabulary 256: the model reads no tokens; leave it out");
   const auto train = [](const std::string& file, const std::string& setting) {
     return std::vector<std::string>{"train", file, "--run", "refused", "--set", setting};
   };

@@ -1,0 +1,160 @@
+// Classifiers of point sets as users run them: training, evaluation, another number of ranks, and
+// what is refused.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+#include "cluster/base/error.h"
+#include "tests/data/image_corpus.h"
+#include "tests/data/point_corpus.h"
+#include "tests/launcher/child.h"
+
+namespace birkhoff {
+namespace {
+
+namespace fs = std::filesystem;
+using testing::HasSubstr;
+
+// Two layers in which every point attends to every point.
+constexpr char kSets[] = R"(task {
+  point_sets { classes: 4 dimensions: 2 scaling: as_stored set_transformer { inducing_points: 0 } }
+}
+data { corpus: "sets" sequence_length: 16 }
+model { layers: 2 channels: 32 heads: 2 bias: true init: uniform_unit_scaling }
+train {
+  steps: 400
+  global_batch: 32
+  optimizer { adamw { weight_decay: 0 } }
+  schedule { learning_rate: 3e-3 warmup_steps: 40 }
+  invariant { shards: 2 }
+}
+checkpoint { every: 200 }
+evaluate { every: 400 }
+metrics { every: 100 }
+)";
+
+// The working directory holds a corpus of sets of 16 points in 2 dimensions, and a run.
+class PointsProcess : public testing::Test {
+ protected:
+  static void SetUpTestSuite() {
+    setenv("OMP_NUM_THREADS", "1", 1);
+    folder_ = new TemporaryFolder("birkhoff_points");
+    fs::current_path(folder_->path());
+    write_cluster_sets("sets", {.points = 16, .dimensions = 2, .train = 6000, .valid = 400});
+    write_cluster_sets("solid", {.points = 16, .dimensions = 3, .train = 8, .valid = 8});
+    write_cluster_sets("few", {.points = 4, .dimensions = 2, .train = 8, .valid = 8});
+    write_images("images", {6, 4, 3});
+    std::ofstream("sets.txtpb") << kSets;
+    const Finished trained = birkhoff({"train", "sets.txtpb", "--run", "run"});
+    ASSERT_EQ(trained.code, 0) << trained.err;
+  }
+  static void TearDownTestSuite() {
+    fs::current_path("/");
+    delete folder_;
+  }
+
+  static Finished birkhoff(const std::vector<std::string>& arguments) {
+    return run_child({.line = birkhoff_line(arguments)});
+  }
+  static std::string out_of(const std::vector<std::string>& arguments) {
+    const Finished finished = birkhoff(arguments);
+    EXPECT_EQ(finished.code, 0) << finished.err;
+    return finished.out;
+  }
+  static void expect_refused(const std::vector<std::string>& arguments, ExitCode code,
+                             const std::string& message) {
+    const Finished finished = birkhoff(arguments);
+    EXPECT_EQ(finished.code, static_cast<int>(code)) << finished.err;
+    EXPECT_EQ(finished.out, "");
+    EXPECT_EQ(std::count(finished.err.begin(), finished.err.end(), '\n'), 1) << finished.err;
+    EXPECT_THAT(finished.err, HasSubstr(message));
+  }
+
+  static inline TemporaryFolder* folder_ = nullptr;
+};
+
+// Points alone tell nothing about the class: a classifier of means of points is right in 25 %
+// (tests/bench/point_clusters.py, which also trains to 95 %).
+TEST_F(PointsProcess, CountsClusters) {
+  EXPECT_THAT(out_of({"eval", "run"}), HasSubstr(" nats per set, "));
+  const auto figures = nlohmann::json::parse(out_of({"eval", "run", "--json"}));
+  EXPECT_GE(figures.at("accuracy").get<double>(), 0.6);
+  EXPECT_EQ(out_of({"eval", "run", "--json", "--ranks", "2"}), out_of({"eval", "run", "--json"}));
+  EXPECT_THAT(out_of({"inspect", "run"}), HasSubstr("pooling.seeds"));
+  EXPECT_THAT(out_of({"verify", "run"}), HasSubstr("checkpoint verified"));
+}
+
+TEST_F(PointsProcess, GoesOnWithTheSameBitsOnMoreRanks) {
+  const auto part = [](const std::string& run, const std::string& ranks, const std::string& steps) {
+    out_of({"train", "sets.txtpb", "--run", run, "--ranks", ranks, "--set", "train.steps=" + steps,
+            "--set", "train.schedule.shape=constant"});
+  };
+  part("whole", "1", "40");
+  part("parts", "1", "20");
+  part("parts", "2", "40");
+  const auto parts = nlohmann::json::parse(out_of({"eval", "parts", "--json"})),
+             whole = nlohmann::json::parse(out_of({"eval", "whole", "--json"}));
+  for (const char* figure : {"loss", "accuracy"}) EXPECT_EQ(parts.at(figure), whole.at(figure));
+}
+
+TEST_F(PointsProcess, WarnsOfAPoolingThatIsAMean) {
+  const Finished trained =
+      birkhoff({"train", "sets.txtpb", "--run", "mean", "--set", "train.steps=2", "--set",
+                "model.attention.0={ group { mechanism { sinkformer { half_steps: 3 } } } }",
+                "--set", "task.point_sets.set_transformer.pooling_attention=as_layers"});
+  EXPECT_EQ(trained.code, 0) << trained.err;
+  EXPECT_THAT(trained.out + trained.err,
+              HasSubstr("doubly stochastic attention gives all points the same weight"));
+}
+
+TEST_F(PointsProcess, RefusalsAreOneLine) {
+  const auto usage = ExitCode::kUsage, data = ExitCode::kData, config = ExitCode::kConfig;
+  const auto train = [](const std::string& setting) {
+    return std::vector<std::string>{"train", "sets.txtpb", "--run", "refused", "--set", setting};
+  };
+  expect_refused(train("data.sequence_length=17"), data,
+                 "sets: record 'points' of split 'train' has sets of 16 points, but "
+                 "data.sequence_length is 17; set it to at most 16");
+  expect_refused(train("data.corpus=solid"), data,
+                 "solid: record 'points' of split 'train' has points of 3 coordinates, but "
+                 "task.point_sets.dimensions is 2; set it to 3");
+  expect_refused(train("data.corpus=images"), data, "'points'");
+  expect_refused(
+      train("task.point_sets.points=label"), data,
+      "record 'label' of split 'train' is u16 [], not point sets, which are f32 [points, "
+      "dimensions]; name a record of point sets in task.point_sets.points");
+  expect_refused(train("task.point_sets.label=points"), data,
+                 "the corpus' record 'points' holds no labels; set task.point_sets.label to one "
+                 "that does");
+  expect_refused(train("task.point_sets.classes=5"), config,
+                 "task.point_sets.classes: is 5, but the corpus has 4 classes for its label "
+                 "'label'; set it to 4");
+  expect_refused(train("mesh.tensor=2"), config, "mesh.tensor: must be 1 with task.point_sets");
+  expect_refused(train("model.attention.0={ group { mechanism { sliding_window { width: 4 } } } }"),
+                 config, "choose dense or sinkformer");
+  expect_refused(train("model.positions=sinusoidal"), config,
+                 "has no effect if task is point_sets");
+  expect_refused({"eval", "run", "--corpus", "few"}, data,
+                 "few: record 'points' of split 'valid' has sets of 4 points");
+  expect_refused({"eval", "run", "--corpus", "images"}, data, "label");
+  expect_refused({"eval", "run", "--text", "sets.txtpb"}, usage, "the model predicts no text");
+  expect_refused({"classify", "run", "sets.txtpb"}, usage, "no tokenizer");
+  expect_refused({"sample", "run", "--png", "a.png"}, usage,
+                 "run: a model of this task generates no images");
+}
+
+TEST_F(PointsProcess, PlansAndBenchmarksNeedNoCorpus) {
+  EXPECT_THAT(out_of({"plan", "sets.txtpb", "--set", "data.corpus=''", "--ranks", "2"}),
+              HasSubstr("Parameters of the model."));
+  EXPECT_THAT(out_of({"bench", "step", "sets.txtpb", "--set", "data.corpus=''", "--steps", "2",
+                      "--set", "train.invariant.shards=0"}),
+              HasSubstr("forward"));
+}
+
+}  // namespace
+}  // namespace birkhoff
