@@ -284,12 +284,12 @@ TEST(SetTransformer, HeadGroupsAttendOnTheirOwn) {
 }
 
 TEST(PointSets, RefuseWhatDoesNotFitInOneLine) {
-  struct Case {
+  struct Refused {
     std::vector<std::string> settings;
     std::string message;
   };
   const std::string useless = " has no effect if task is point_sets";
-  const Case cases[] = {
+  const Refused cases[] = {
       {{"mesh.tensor=2"},
        "mesh.tensor: must be 1 with task.point_sets, whose model is not divided; use more "
        "data-parallel ranks or train.zero_stage"},
@@ -322,7 +322,7 @@ TEST(PointSets, RefuseWhatDoesNotFitInOneLine) {
       {{"task.point_sets.augment.max_scale=0.5"},
        "task.point_sets.augment.max_scale: must be in [1, 1e6], is 0.5"},
   };
-  for (const Case& each : cases) {
+  for (const Refused& each : cases) {
     SCOPED_TRACE(each.message);
     try {
       make_set_model(each.settings);

@@ -3,8 +3,8 @@
 #include <gtest/gtest.h>
 
 #include "data/loader/loader.h"
-#include "helpers.h"
-#include "prepare_helpers.h"
+#include "tests/data/helpers.h"
+#include "tests/data/prepare_helpers.h"
 
 namespace birkhoff {
 namespace {
