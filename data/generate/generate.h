@@ -27,7 +27,7 @@ struct GenerationOptions {
   std::int64_t shard_images = 0;  // 0: as many as shard_format::shard_rows() says
 };
 
-// Makes the corpus; returns false if the folder already held it. Memory: about 200 MB a thread.
+// Makes the corpus; returns false if the folder already held it. Memory: about 250 MB a thread.
 // Errors as prepare_corpus().
 bool generate_corpus(const GenerationOptions& options,
                      const std::function<void(const PrepareProgress&)>& progress = {});

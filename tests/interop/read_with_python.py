@@ -149,24 +149,29 @@ def read_stream(folder, split, stream):
     check(documents == int(stream["documents"]), f"{split} {stream['name']}: {documents} documents")
 
 
-def read_labels(folder, split, record):
-    """How many rows each class has."""
-    counts = numpy.zeros(len(record["class_name"]), dtype=int)
+def read_record(folder, split, record):
+    """How many rows each class has; empty for a record without classes."""
+    counts = numpy.zeros(len(record.get("class_name", [])), dtype=int)
+    rows = 0
     for shard in record.get("shard", []):
         path = folder / shard["file"]
         with h5py.File(path, "r") as file:
             check(set(file) == {"values", "page_crcs"}, f"{path}: data sets {sorted(file)}")
             values = read_values(path, file, "values", record, shard)
-            check(values.max() < len(counts), f"{path}: label {values.max()} of {len(counts)}")
-            counts += numpy.bincount(values, minlength=len(counts))
-    check(counts.sum() == int(record["rows"]), f"{split} {record['name']}: {counts.sum()} rows")
+            check(list(values.shape[1:]) == integers(record.get("shape", [])),
+                  f"{path}: shape {values.shape}")
+            rows += len(values)
+            if len(counts):
+                check(values.max() < len(counts), f"{path}: label {values.max()} of {len(counts)}")
+                counts += numpy.bincount(values, minlength=len(counts))
+    check(rows == int(record["rows"]), f"{split} {record['name']}: {rows} rows")
     return counts
 
 
 def read_corpus(folder):
     manifest = json.loads((folder / "manifest.json").read_text())
     check(manifest["format"] == "birkhoff corpus", f"{folder}: format")
-    vocabulary = int(manifest["tokenizer"]["vocabulary"])
+    vocabulary = int(manifest.get("tokenizer", {}).get("vocabulary", 0))
     for split in manifest["split"]:
         for stream in split.get("stream", []):
             largest = num_tokens = 0
@@ -181,11 +186,11 @@ def read_corpus(folder):
                 f"{vocabulary}"
             )
         for record in split.get("record", []):
-            counts = read_labels(folder, split["name"], record)
-            print(
-                f"{folder}: {split['name']} {record['name']}: {record['rows']} labels of "
-                f"{len(counts)} classes, "
-                f"{counts.min()} to {counts.max()} rows each")
+            counts = read_record(folder, split["name"], record)
+            classes = ""
+            if len(counts):
+                classes = f" of {len(counts)} classes, {counts.min()} to {counts.max()} rows each"
+            print(f"{folder}: {split['name']} {record['name']}: {record['rows']} rows{classes}")
 
 
 def read_events(folder):
