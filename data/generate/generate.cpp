@@ -270,6 +270,7 @@ bool generate_corpus(const GenerationOptions& options,
   ProgressReports progress(callback, /*num_passes=*/1);
   OutFolder folder(options.out);
   folder.begin();
+  folder.clear();
   const bool finished = folder.finished();
   if (finished) {
     const Corpus corpus(folder.path());
