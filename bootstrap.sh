@@ -44,7 +44,8 @@ esac
 
 packages=(g++ cmake ninja-build pkg-config
   libopenmpi-dev openmpi-bin libhdf5-dev libprotobuf-dev protobuf-compiler libsentencepiece-dev
-  libfmt-dev libcli11-dev nlohmann-json3-dev libxxhash-dev zlib1g-dev libpng-dev
+  libfmt-dev libcli11-dev nlohmann-json3-dev libxxhash-dev zlib1g-dev libzstd-dev
+  libpng-dev libjpeg-dev libminizip-dev
   libgtest-dev libgmock-dev librapidcheck-dev)
 # As root the tests start a Slurm of their own, and shellcheck reads the scripts for it, and they make hosts with networks of their
 # own (iproute2); without these they skip that part.

@@ -123,10 +123,18 @@ target_link_libraries(birkhoff_hdf5 INTERFACE ${HDF5_C_LIBRARIES})
 
 find_package(PkgConfig REQUIRED)
 pkg_check_modules(sentencepiece REQUIRED IMPORTED_TARGET sentencepiece)
+pkg_check_modules(zstd REQUIRED IMPORTED_TARGET libzstd)
+# --- Formats of image files. minizip, zlib's reader of zip files, has a 64-bit interface only if
+# asked.
+find_package(PNG REQUIRED)
+find_package(JPEG REQUIRED)
+pkg_check_modules(minizip REQUIRED IMPORTED_TARGET minizip)
+add_library(birkhoff_images INTERFACE)
+target_link_libraries(birkhoff_images INTERFACE PNG::PNG JPEG::JPEG PkgConfig::minizip ZLIB::ZLIB)
+
 find_package(fmt REQUIRED)
 find_package(CLI11 REQUIRED)
 find_package(nlohmann_json REQUIRED)
-find_package(PNG REQUIRED)
 find_path(XXHASH_INCLUDE_DIR xxhash.h REQUIRED)
 add_library(birkhoff_xxhash INTERFACE)
 target_include_directories(birkhoff_xxhash SYSTEM INTERFACE ${XXHASH_INCLUDE_DIR})

@@ -1,6 +1,5 @@
 #include "launcher/command_line.h"
 
-#include <map>
 #include <tuple>
 
 #include "launcher/app.h"
@@ -69,72 +68,6 @@ CLI::Option* CommandLine::add_settings(CLI::App* command, std::vector<std::strin
                    "override a field of the configuration; may be repeated, the last value wins")
       ->allow_extra_args(false)
       ->type_name("PATH=VALUE");
-}
-
-void CommandLine::add_prepare() {
-  CLI::App* c = subcommand(
-      app_, "prepare", "Make a corpus folder from text, or from tables of labeled text",
-      "  birkhoff prepare --out corpus/shakespeare --tokenizer chars shakespeare.txt\n"
-      "  zcat news.gz | birkhoff prepare --out corpus/news --tokenizer sentencepiece "
-      "--vocab-size 8000 -\n"
-      "  birkhoff prepare --out corpus/wiki --tokenizer words --train wiki.train --valid "
-      "wiki.valid --test wiki.test\n"
-      "  birkhoff prepare --out corpus/more --like run/first more/\n"
-      "  birkhoff prepare --out corpus/sst2 --tokenizer words --text-column sentence "
-      "--label-column label --train train.tsv --valid dev.tsv --test test.tsv");
-  c->add_option("--out", prepare_.out, "corpus folder to create")->required()->type_name("DIR");
-  CLI::Option* tokenizer =
-      c->add_option("--tokenizer", prepare_.tokenizer,
-                    "bytes, chars, words, whitespace (words and line ends, as papers count them), "
-                    "sentencepiece (trains a model), or a vocabulary or SentencePiece model file")
-          ->capture_default_str();
-  c->add_option(
-       "--like", prepare_.like,
-       "use the tokenizer (for tables, also the classes) of this run, checkpoint or corpus")
-      ->type_name("RUN_OR_CORPUS")
-      ->excludes(tokenizer);
-  c->add_option("--vocab-size", prepare_.vocabulary,
-                "maximum number of token ids, for words, whitespace and sentencepiece")
-      ->check(CLI::Range(std::int64_t{2}, std::int64_t{10'000'000}));
-  c->add_option(
-       "--text-column", prepare_.text_column,
-       "for tables (.tsv), whose rows are documents: column of the text, by name or by number "
-       "from 1")
-      ->type_name("COLUMN");
-  c->add_option("--label-column", prepare_.label_column,
-                "for tables: column of the label, by name or by number from 1")
-      ->type_name("COLUMN");
-  c->add_flag("--header", prepare_.header,
-              "for tables with columns given by number: skip the first line of each file");
-  // run() reads these values in the order of the command line.
-  const auto texts = [c](const char* name, const char* what, const char* type) {
-    c->add_option(name)
-        ->description(what)
-        ->expected(1, CLI::detail::expected_max_vector_size)
-        ->allow_extra_args()
-        ->type_name(type);
-  };
-  texts("--valid",
-        "validation split: the fraction of the bytes to hold out (default 0.1), or its texts",
-        "FRACTION or PATH ...");
-  texts("--test", "test split: the fraction of the bytes to hold out (default 0), or its texts",
-        "FRACTION or PATH ...");
-  texts("--train", "texts to train on; use it instead of PATH if --valid or --test name texts",
-        "PATH ...");
-  texts("PATH", "files, folders, or - for standard input", "");
-}
-
-// CLI11 returns values per option; only parse_order() knows the order across options.
-std::vector<PrepareArguments::Text> CommandLine::prepare_texts() const {
-  std::vector<PrepareArguments::Text> texts;
-  std::map<const CLI::Option*, std::size_t> num_taken;
-  for (const CLI::Option* option : app_.get_subcommand("prepare")->parse_order()) {
-    const std::string name = option->get_name();
-    const std::size_t next = num_taken[option]++;
-    if (name == "--valid" || name == "--test" || name == "--train" || name == "PATH")
-      texts.push_back({name, option->results().at(next)});
-  }
-  return texts;
 }
 
 void CommandLine::add_train() {
@@ -286,16 +219,21 @@ void CommandLine::add_sample() {
                 "file with the text to continue, unchanged; - for standard input")
       ->type_name("FILE")
       ->excludes(prompt);
-  c->add_option("--png", sample_.png, "of a model of images: the file to write")
-      ->type_name("FILE")
-      ->excludes(prompt);
-  add_number(c, "--complete", sample_.complete, 0.0, 1.0,
-             "share of each image that is given; the model continues images of --split");
-  c->add_option("--split", sample_.split, "the images to continue")->capture_default_str();
-  c->add_option("--corpus", sample_.corpus, "their corpus, if not the one trained on");
+  CLI::Option* png = c->add_option("--png", sample_.png, "of a model of images: the file to write")
+                         ->type_name("FILE")
+                         ->excludes(prompt);
+  CLI::Option* complete =
+      add_number(c, "--complete", sample_.complete, 0.0, 1.0,
+                 "share of each image that is given; the model continues images of --split")
+          ->needs(png);
+  c->add_option("--split", sample_.split, "the images to continue")
+      ->capture_default_str()
+      ->needs(complete);
+  c->add_option("--corpus", sample_.corpus, "their corpus, if not the one trained on")
+      ->needs(complete);
   c->callback([this, prompt] {
     if (prompt->empty() && sample_.prompt_file.empty() && sample_.png.empty())
-      throw CLI::RequiredError("--prompt or --prompt-file");
+      throw CLI::RequiredError("--prompt, --prompt-file or --png");
   });
   add_number(c, "--tokens", sample_.tokens, 1, 10'000'000, "number of tokens to generate (200)");
   add_number(c, "--samples", sample_.samples, 1, 1'000'000,

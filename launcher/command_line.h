@@ -48,7 +48,7 @@ class CommandLine {
   // needed: an option without which these have no effect; null: none.
   void add_links(CLI::App* command, LinkArguments& links, CLI::Option* needed = nullptr);
 
-  void add_prepare();
+  void add_prepare();  // this and the next: commands/command_line.cpp
   std::vector<PrepareArguments::Text> prepare_texts() const;
   void add_train();
   void add_plan();
@@ -85,6 +85,7 @@ class CommandLine {
   TransportArguments transport_;
   BenchLoaderArguments bench_loader_;
   BenchCommArguments bench_comm_;
+  BenchCorpusArguments bench_corpus_;
   BenchStepArguments bench_step_;
   BenchAttentionArguments bench_attention_;
   SubmitArguments submit_;

@@ -16,8 +16,15 @@ struct PrepareArguments {
   std::string tokenizer = "bytes";
   std::string like;             // run, checkpoint or corpus whose tokenizer to use; empty: none
   std::int64_t vocabulary = 0;  // 0: the tokenizer's own default
+  bool lines = false;           // each line of a file is a document
+  std::optional<std::string> separator, jsonl;  // between documents; the field of JSON Lines
   std::optional<std::string> text_column, label_column;  // of tables: a name, or a number from 1
   bool header = false;                                   // the first line of a table has names
+  bool images = false;     // the input is images; the next four are only for them
+  std::string image_size;  // N or ROWSxCOLUMNS; empty: as they are
+  int channels = 0;        // 1 or 3; 0: as they are
+  bool unlabeled = false, skip_damaged = false;
+  std::optional<int> ranks;  // of images: start this many ranks and supervise them
   // The values of PATH, --train, --valid and --test, in the order of the command line.
   struct Text {
     std::string option;  // "PATH", "--train", ...
@@ -191,9 +198,20 @@ int verify_command(const std::string& path, std::ostream& out, std::ostream& err
 struct BenchLoaderArguments {
   std::vector<std::string> line;
   std::string corpus;  // empty: makes one of random bytes in a temporary folder
+  std::string record;  // its rows; empty: windows of tokens, or the record with the largest rows
+  std::int64_t length = 1024;  // of windows
+  bool cold = false;           // drop the shards from the page cache first
   int rounds = 20;
 };
 int bench_loader_command(const BenchLoaderArguments& arguments, std::ostream& out);
+
+struct BenchCorpusArguments {
+  std::string name, out;  // of generated_names() (data/generate/generate.h); the folder to make
+  double scale = 1;
+  std::uint64_t seed = 1;
+};
+int bench_corpus_command(const BenchCorpusArguments& arguments, std::ostream& out,
+                         std::ostream& err);
 
 struct BenchCommArguments {
   std::vector<std::string> line;

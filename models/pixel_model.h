@@ -22,7 +22,8 @@ class PixelModel final : public Model {
   // The values of a u8.
   static constexpr std::int64_t kVocabulary = 256;
 
-  // config must be resolved, with data.sequence_length = image.values(). Errors as of LanguageModel.
+  // config must be resolved, with data.sequence_length = image.values(). Errors as of
+  // LanguageModel.
   PixelModel(const configs::Config& config, const ImageDims& image, const ModelPlacement& place)
       : model_(config, kVocabulary, place, image) {}
 

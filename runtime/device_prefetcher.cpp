@@ -9,6 +9,7 @@
 #include <c10/cuda/CUDAStream.h>
 
 #include <array>
+#include <exception>
 #include <thread>
 
 #include "cluster/base/error.h"
@@ -32,6 +33,7 @@ class DevicePrefetcher::Gpu {
   std::optional<Batch> next() {
     const cudaStream_t computing = c10::cuda::getCurrentCUDAStream(device_.index()).stream();
     prefetch();
+    if (error_) std::rethrow_exception(error_);
     if (!prefetched_) return std::nullopt;
     prefetched_ = false;
     Slot& slot = slots_[current_];
@@ -42,7 +44,15 @@ class DevicePrefetcher::Gpu {
     return slot.on_device;
   }
 
-  void prefetch() { prefetched_ = prefetched_ || fill(slots_[current_]); }
+  // An error is thrown where the batch is needed, between steps.
+  void prefetch() {
+    if (prefetched_ || error_) return;
+    try {
+      prefetched_ = fill(slots_[current_]);
+    } catch (const Error&) {
+      error_ = std::current_exception();
+    }
+  }
 
  private:
   struct Slot {
@@ -91,6 +101,7 @@ class DevicePrefetcher::Gpu {
   std::array<Slot, 2> slots_;
   std::size_t current_ = 0;
   bool prefetched_ = false;
+  std::exception_ptr error_;
 };
 
 DevicePrefetcher::DevicePrefetcher(std::function<std::optional<Batch>()> next, at::Device device)

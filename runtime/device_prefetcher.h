@@ -24,8 +24,8 @@ class DevicePrefetcher {
   // finished. Errors of `next`. Local.
   std::optional<Batch> next();
   // On a GPU: fetches the batch that the following next() returns and starts copying it. Call it
-  // once the current computation is queued on the stream: the host has nothing else to do then.
-  // Errors of `next`. Local.
+  // once the current computation is queued on the stream: the host has nothing else to do then. The
+  // following next() throws the errors of `next`. Local.
   void prefetch();
   // Milliseconds spent in `next` so far.
   double waited_ms() const { return waited_ms_; }

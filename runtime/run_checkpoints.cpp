@@ -13,7 +13,6 @@
 #include "cluster/base/text/plural.h"
 #include "models/model.h"
 #include "runtime/checkpoint/commit.h"
-#include "runtime/checkpoint/finite_state.h"
 #include "runtime/checkpoint/run_folder.h"
 #include "runtime/gradients/grad_buckets.h"
 #include "runtime/optimizers/optimizer.h"
@@ -136,7 +135,6 @@ void RunCheckpoints::save(const TrainState& state) {
   confirm();  // this state was computed from the last one saved
   finish();   // records the previous save's commit; writer_->save() would only wait for it
   save_start_ = Clock::now();
-  check_finite(state);
   if (folder_ != nullptr) {
     folder_->lease().check();
     header_.set_holder(folder_->lease().number());
@@ -144,7 +142,12 @@ void RunCheckpoints::save(const TrainState& state) {
   require_space();
   write_state(state, header_);
   header_.set_metrics_bytes(reporter_.metrics_bytes());
-  writer_->save(header_, parts_);
+  writer_->save(header_, parts_, [&](const std::string& tensor) {
+    fail(ExitCode::kNumerical,
+         "step {}: {} holds values that are not finite, which no later step can repair: not saved. "
+         "{}",
+         state.step, tensor, cure_of_divergence(newest_));
+  });
   confirmed_ = false;
   newest_begun_ = state.step;
   stall_ = Clock::now() - save_start_;
@@ -191,15 +194,6 @@ void RunCheckpoints::check_space() const {
       "(checkpoint.keep = {}, and the one being written), and {} are free",
       folder_->paths().checkpoints().string(), counted(most, "checkpoint"), size_text(bytes_),
       config.keep(), size_text(left + bytes_));
-}
-
-void RunCheckpoints::check_finite(const TrainState& state) const {
-  const std::string tensor = find_non_finite(parts_, world_);
-  if (tensor.empty()) return;
-  fail(ExitCode::kNumerical,
-       "step {}: {} holds values that are not finite, which no later step can repair: not saved. "
-       "{}",
-       state.step, tensor, cure_of_divergence(newest_));
 }
 
 void RunCheckpoints::poll() {

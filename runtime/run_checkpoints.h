@@ -85,7 +85,6 @@ class RunCheckpoints {
   using Clock = std::chrono::steady_clock;
   // Adds the time since `start` to the save's stall; if `committed`, records and logs the commit.
   void note(Clock::time_point start, bool committed);
-  void check_finite(const TrainState& state) const;
   // Error(kStorage) unless a save fits on the disk. Returns, on rank 0, the bytes that stay free.
   std::int64_t require_space() const;
 

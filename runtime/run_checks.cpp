@@ -130,6 +130,18 @@ void warn_of_settings(const configs::Config& config, std::int64_t num_samples) {
         "{}): the learning rate only rises; warm up for fewer steps",
         schedule.warmup_steps(), train.steps());
   }
+  // The last step's first sample has an epoch below this.
+  const double epochs =
+      static_cast<double>(train.steps()) * train.global_batch() / static_cast<double>(num_samples);
+  for (const std::int32_t epoch : schedule.decay_epoch()) {
+    if (epoch < epochs) continue;
+    log_warning(
+        "train.schedule.decay_epoch: {} is not reached: train.steps = {} of train.global_batch = {} "
+        "end in epoch {}, of {} each",
+        epoch, train.steps(), train.global_batch(),
+        static_cast<std::int64_t>(std::ceil(epochs)) - 1, counted(num_samples, "sample"));
+    break;
+  }
   if (train.global_batch() > num_samples) {
     log_warning("train.global_batch = {} sequences, but an epoch has {}: each step repeats some",
                 train.global_batch(), num_samples);
@@ -218,9 +230,9 @@ void warn_of_other_losses(const configs::Evaluate& before, const configs::Evalua
 }
 
 void warn_of_rate_jump(const configs::Train& before, const configs::Train& now,
-                       std::int64_t next_step) {
-  const double expected = learning_rate(before.schedule(), next_step, before.steps());
-  const double rate = learning_rate(now.schedule(), next_step, now.steps());
+                       std::int64_t next_step, std::int64_t epoch) {
+  const double expected = learning_rate(before.schedule(), next_step, before.steps(), epoch);
+  const double rate = learning_rate(now.schedule(), next_step, now.steps(), epoch);
   constexpr double kSmallChange = 0.01;
   if (std::abs(rate - expected) <= kSmallChange * std::max(rate, expected)) return;
   log_warning(

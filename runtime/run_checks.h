@@ -54,9 +54,10 @@ std::string warning_of_nodes(const configs::Config& config,
 std::string warning_of_replicas(const configs::Config& config,
                                 const std::vector<std::string>& host_of_rank);
 
-// Warns if the schedule changed at a resume, and with it the learning rate of the next step.
+// Warns if the schedule changed at a resume, and with it the learning rate of the next step, whose
+// first sample belongs to `epoch`.
 void warn_of_rate_jump(const configs::Train& before, const configs::Train& now,
-                       std::int64_t next_step);
+                       std::int64_t next_step, std::int64_t epoch);
 
 // Warns if the evaluations changed at a resume, so that their losses do not compare with those of
 // the checkpoints that checkpoint.keep_best has kept.

@@ -21,6 +21,7 @@
 #include "configs/schema/config.pb.h"
 #include "data/batch/partition.h"
 #include "data/corpus/corpus.h"
+#include "data/corpus/staged_shards.h"
 #include "data/loader/loader.h"
 #include "models/model.h"
 #include "runtime/agreement.h"
@@ -68,6 +69,7 @@ LoaderOptions make_loader_options(const configs::Config& config, int rank, int s
   options.rank = rank;
   options.size = size;
   options.prefetch = config.data().prefetch();
+  options.max_readers = config.data().readers();
   return options;
 }
 
@@ -224,7 +226,8 @@ void warn_at_start(const configs::Config& config, const Task& task, const Corpus
           "with the same mesh.tensor",
           start.before->mesh().tensor(), config.mesh().tensor());
     }
-    warn_of_rate_jump(start.before->train(), config.train(), start.train.step + 1);
+    warn_of_rate_jump(start.before->train(), config.train(), start.train.step + 1,
+                      start.train.consumed / source.num_samples());
     if (config.checkpoint().keep_best())
       warn_of_other_losses(start.before->evaluate(), config.evaluate());
   }
@@ -265,8 +268,14 @@ Outcome run_logged(const configs::Config& config, const RunPaths& paths, bool fr
         const std::string problem = note_slow_rank(paths.history(), id, {unix_seconds(), slow});
         if (!problem.empty()) log_warning("{}", problem);
       });
-  const Corpus corpus(config.data().corpus());
+  Corpus corpus(config.data().corpus());
   check_same_corpus(world.group(), corpus);
+  if (const configs::Stage& stage = config.data().stage(); !stage.folder().empty()) {
+    corpus.stage({.folder = staging_folder(stage.folder()),
+                  .max_bytes = static_cast<std::int64_t>(
+                      std::ceil(static_cast<double>(stage.max_gb()) * 1e9)),
+                  .makes_copies = world.local_rank() == 0});
+  }
   OpenedRun run = open_run(paths, config.train().seed(), fresh, world, log);
 
   const std::unique_ptr<Task> task = make_task(config);
@@ -321,6 +330,7 @@ Outcome run_logged(const configs::Config& config, const RunPaths& paths, bool fr
     run.folder->cut_metrics(start.metrics_bytes);
   }
 
+  const std::int64_t samples_per_epoch = source->num_samples();
   TrainLoader loader(std::move(source), make_loader_options(config, group.rank(), group.size()),
                      state.consumed);
   DevicePrefetcher feed([&] { return loader.next([&] { return hooks.stop.pressing(); }); }, device);
@@ -349,7 +359,7 @@ Outcome run_logged(const configs::Config& config, const RunPaths& paths, bool fr
   checkpoints.check_space();
 
   Trainer trainer({config, *model, feed, group, world.group(), buckets, *optimizer, hooks.stop,
-                   *reporter, activity, checkpoints, evaluator.get(), &agreement,
+                   *reporter, activity, checkpoints, samples_per_epoch, evaluator.get(), &agreement,
                    buckets.passes_are_collective() ? &world.group() : &mesh.tensor_on_host()});
   const Outcome outcome = trainer.run(state);
   if (world.rank() != 0) return outcome;
@@ -361,7 +371,6 @@ Outcome run_logged(const configs::Config& config, const RunPaths& paths, bool fr
          "more time",
          paths.root.string(), resumed_from);
   }
-  history->saved(checkpoints.newest().value_or(0), checkpoints.save_seconds());
   metrics->close();
   log_info("memory: {}", memory_report(device));
   if (outcome == Outcome::kDone) {

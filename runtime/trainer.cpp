@@ -7,6 +7,7 @@
 #include <cmath>
 
 #include "cluster/base/error.h"
+#include "cluster/base/files/file.h"
 #include "cluster/base/logging/log.h"
 #include "cluster/base/text/number_text.h"
 #include "configs/schema/config.pb.h"
@@ -27,26 +28,30 @@ Trainer::Trainer(TrainerParts parts)
 Outcome Trainer::run(TrainState& state) {
   const configs::Config& config = parts_.config;
   RunCheckpoints& checkpoints = parts_.checkpoints;
-  if (any_asks_to_stop()) return end(state, true, "");
+  if (any_asks_to_stop()) return end(state, parts_.stop.why(), "");
   const bool made_up_for = state.evaluation_due;
-  if (made_up_for && !evaluate(state)) return end(state, true, "");
+  if (made_up_for && !evaluate(state)) return end(state, parts_.stop.why(), "");
   if (state.step >= config.train().steps()) {
     const std::string divergence = find_divergence(state, false);
     const bool save = made_up_for && checkpoints.saves() && divergence.empty();
     if (save && !ranks_agree(state)) return Outcome::kRestore;
     if (save) begin_save(state);
-    return end(state, false, divergence);
+    return end(state, "", divergence);
   }
   for (bool save_due = false;;) {
     parts_.activity.enter(Phase::kStep, state.step + 1);
     const StepResult result = step(state);
     if (result.abandoned) {
+      const std::optional<Error> unread = any_unread();
       const std::string divergence = find_divergence(state, true);
       const bool save = divergence.empty() && checkpoints.saves() && state.step > 0 &&
                         checkpoints.newest_begun() != state.step;
       if (save && !ranks_agree(state)) return Outcome::kRestore;
       if (save) begin_save(state);
-      return end(state, true, divergence);
+      const Outcome outcome =
+          end(state, unread ? "a batch cannot be read" : parts_.stop.why(), divergence);
+      if (unread) throw *unread;
+      return outcome;
     }
     checkpoints.require_folder();
     parts_.reporter.step(result.report, result.tokens);
@@ -73,13 +78,16 @@ Outcome Trainer::run(TrainState& state) {
       save_due = false;
     }
     note_needed_seconds(result.report.step_ms);
-    if (last || stop) return end(state, stop, divergence);
+    if (last || stop) return end(state, stop ? parts_.stop.why() : "", divergence);
   }
 }
 
-Outcome Trainer::end(const TrainState& state, bool stop, const std::string& divergence) {
+Outcome Trainer::end(const TrainState& state, const std::string& stopped_by,
+                     const std::string& divergence) {
+  const bool stop = !stopped_by.empty();
   if (divergence.empty()) parts_.checkpoints.confirm();
   parts_.checkpoints.finish();
+  parts_.reporter.saved(parts_.checkpoints.newest().value_or(0), parts_.checkpoints.save_seconds());
   if (!stop && !divergence.empty()) {
     fail(ExitCode::kNumerical, "step {}: training ends, but {}: not saved. {}", state.step,
          divergence, cure());
@@ -87,11 +95,10 @@ Outcome Trainer::end(const TrainState& state, bool stop, const std::string& dive
   if (!stop) return Outcome::kDone;
   if (divergence.empty()) {
     const bool saved = parts_.checkpoints.newest() == state.step;
-    log_info("{}: {} step {}", parts_.stop.why(), saved ? "saved at" : "not saved, still at",
-             state.step);
+    log_info("{}: {} step {}", stopped_by, saved ? "saved at" : "not saved, still at", state.step);
   } else if (parts_.world.rank() == 0) {
-    log_warning("{} at step {}: not saved, because {}. {}", parts_.stop.why(), state.step,
-                divergence, cure());
+    log_warning("{} at step {}: not saved, because {}. {}", stopped_by, state.step, divergence,
+                cure());
   }
   return Outcome::kRequeue;
 }
@@ -100,15 +107,21 @@ Trainer::StepResult Trainer::step(TrainState& state) {
   clock_.begin();
   const configs::Train& train = parts_.config.train();
   const double waited_ms = parts_.feed.waited_ms();
-  std::optional<Batch> next = parts_.feed.next();
+  std::optional<Batch> next;
+  try {
+    next = parts_.feed.next();
+  } catch (const Error& error) {
+    unread_ = error;  // the ranks give up this step together and save the one before
+  }
   // Ranks that communicate in a pass compute with batches of one step, or all with the one before.
   const bool has_batch = parts_.pass_group == nullptr
                              ? next.has_value()
                              : !any_rank(*parts_.pass_group, !next.has_value(), "missing batches");
   if (has_batch) batch_ = train.cuda_graph() ? static_batch_.hold(*next) : std::move(next);
   clock_.has_batch();
-  const GradientSums sums = sum_gradients(state.step + 1, state.loss_scale,
-                                          [&] { return !has_batch || parts_.stop.pressing(); });
+  const GradientSums sums = sum_gradients(state.step + 1, state.loss_scale, [&] {
+    return !has_batch || unread_ || parts_.stop.pressing();
+  });
   StepResult result;
   result.abandoned = sums.abandoned;
   if (result.abandoned) return result;
@@ -116,7 +129,8 @@ Trainer::StepResult Trainer::step(TrainState& state) {
   ++state.step;
   state.held_out_loss.reset();
   const double scale = state.loss_scale.value;
-  const double rate = step_.update(sums, state.step, scale);
+  const double rate =
+      step_.update(sums, state.step, state.consumed / parts_.samples_per_epoch, scale);
 
   // Report.
   require(batch_->global_size > 0, "a batch says how many samples its step takes");
@@ -214,6 +228,18 @@ std::string Trainer::find_divergence(const TrainState& state, bool stop) {
   if (sums.finite() || scale_overflows(sums, state.loss_scale)) return "";
   return fmt::format("its parameters give values that are not finite: {}",
                      sums.describe_non_finite());
+}
+
+std::optional<Error> Trainer::any_unread() {
+  const std::vector<std::string> reasons = parts_.world.all_gather_bytes(
+      unread_ ? fmt::format("{}{} (rank {} on {})", static_cast<char>(unread_->code()),
+                            unread_->what(), parts_.world.rank(), host_name())
+              : "",
+      "batches that cannot be read");
+  for (const std::string& reason : reasons) {
+    if (!reason.empty()) return Error(static_cast<ExitCode>(reason.front()), reason.substr(1));
+  }
+  return std::nullopt;
 }
 
 std::string Trainer::cure() const { return cure_of_divergence(parts_.checkpoints.newest()); }

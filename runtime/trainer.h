@@ -9,6 +9,7 @@
 
 #include "cluster/base/activity.h"
 #include "cluster/base/collectives/process_group.h"
+#include "cluster/base/error.h"
 #include "data/batch/batch.h"
 #include "models/model.h"
 #include "runtime/agreement.h"
@@ -49,6 +50,7 @@ struct TrainerParts {
   Reporter& reporter;  // of this rank
   Activity& activity;  // of this rank, for the watchdog
   RunCheckpoints& checkpoints;
+  std::int64_t samples_per_epoch;
   Evaluator* evaluator = nullptr;      // null: no evaluation
   Agreement* agreement = nullptr;      // null: ranks are not compared
   ProcessGroup* pass_group = nullptr;  // as for TrainingStep
@@ -60,7 +62,8 @@ class Trainer {
 
   // Trains from `state` to the configured number of steps, or until a rank asks to stop. The ranks
   // then abandon an evaluation, a long step or a wait for data, which the resumed run repeats, and
-  // save the last completed step. Collective over the world. Error(kNumerical), on all ranks, if
+  // save the last completed step. The same if a rank cannot read its batch; all ranks then throw its
+  // error. Collective over the world. Error(kNumerical), on all ranks, if
   // values are not finite and the policy is stop, if training ends with such values, or if ranks
   // disagree and the policy is stop.
   Outcome run(TrainState& state);
@@ -94,14 +97,19 @@ class Trainer {
   // time is short, so each rank computes only one micro-batch.
   std::string find_divergence(const TrainState& state, bool stop);
   std::string cure() const;  // for a divergence; the end of messages
-  // Call when this process has no more steps to do. `divergence`: from find_divergence().
-  Outcome end(const TrainState& state, bool stop, const std::string& divergence);
+  // Call when this process has no more steps to do. stopped_by: why it has not done all of them;
+  // empty if it has. `divergence`: from find_divergence().
+  Outcome end(const TrainState& state, const std::string& stopped_by,
+              const std::string& divergence);
+  // The error with which a rank failed to read its batch, on all ranks. Collective over the world.
+  std::optional<Error> any_unread();
   // Returns false if the ranks differ and the run must go back to its last checkpoint.
   bool ranks_agree(const TrainState& state);
 
   TrainerParts parts_;
-  std::optional<Batch> batch_;  // the last one from the feed
-  bool has_stepped_ = false;    // a step was completed, so each rank has a batch
+  std::optional<Batch> batch_;   // the last one from the feed
+  std::optional<Error> unread_;  // why this rank has no batch
+  bool has_stepped_ = false;     // a step was completed, so each rank has a batch
   bool warned_of_targets_ = false;
   double longest_step_seconds_ = 0;
   StaticBatch static_batch_;  // with train.cuda_graph: the batch that a recorded step reads

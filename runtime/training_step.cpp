@@ -155,13 +155,14 @@ bool TrainingStep::gives_up() {
   return abandoned_;
 }
 
-double TrainingStep::update(const GradientSums& sums, std::int64_t step, double loss_scale) {
+double TrainingStep::update(const GradientSums& sums, std::int64_t step, std::int64_t epoch,
+                            double loss_scale) {
   // Clip: one factor divides by count and loss scale and bounds the norm of the mean gradient.
   const bool clipped = train_.clip_norm() > 0 && sums.norm > train_.clip_norm();
   const double clip_factor = clipped ? train_.clip_norm() / sums.norm : 1.0;
 
   // Update: with kApply 0 parameters and optimizer state stay as they are.
-  const double rate = learning_rate(train_.schedule(), step, train_.steps());
+  const double rate = learning_rate(train_.schedule(), step, train_.steps(), epoch);
   scalars_.set(StepScalars::kLearningRate, rate);
   scalars_.set(StepScalars::kGradientScale, clip_factor / sums.count / loss_scale);
   scalars_.set(StepScalars::kApply, sums.applies() ? 1 : 0);

@@ -89,8 +89,9 @@ class TrainingStep {
   at::Tensor reduce();
 
   // If `sums` apply, clips the gradients in the buckets and updates the parameters and the model's
-  // statistics. Returns the learning rate. Collective over the group.
-  double update(const GradientSums& sums, std::int64_t step, double loss_scale);
+  // statistics. epoch: of the step's first sample, for the learning rate, which it returns.
+  // Collective over the group.
+  double update(const GradientSums& sums, std::int64_t step, std::int64_t epoch, double loss_scale);
 
   // How many backward passes a step has on the rank of `num_ranks` that has most.
   static std::int64_t num_passes(const configs::Train& train, int num_ranks);

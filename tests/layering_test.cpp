@@ -16,6 +16,8 @@
 #include <string>
 #include <vector>
 
+#include "tests/layering_tables.h"
+
 namespace fs = std::filesystem;
 
 namespace {
@@ -25,60 +27,6 @@ using testing::HasSubstr;
 using testing::IsEmpty;
 
 using Findings = std::vector<std::string>;
-
-// Layer -> layers it may include. docs/architecture.md shows the picture.
-const std::map<std::string, std::set<std::string>> kMayInclude = {
-    {"cluster/base", {}},
-    {"configs", {"cluster/base"}},
-    {"data/batch", {"cluster/base"}},
-    {"cluster", {"cluster/base", "configs"}},
-    {"data", {"data/batch", "cluster/base", "configs"}},
-    {"attention/kernels", {"cluster/base"}},
-    {"attention/pytorch", {"attention/kernels", "cluster/base"}},
-    {"attention", {"attention/kernels", "cluster/base", "configs"}},
-    {"models", {"attention", "attention/kernels", "data/batch", "cluster/base", "configs"}},
-    {"runtime", {"models", "data", "data/batch", "cluster", "cluster/base", "configs"}},
-    {"launcher",
-     {"runtime", "models", "attention", "attention/kernels", "data", "data/batch", "cluster",
-      "cluster/base", "configs"}},
-};
-
-// External header prefix -> the only files (by prefix) that may include it.
-const std::map<std::string, std::vector<std::string>> kDoors = {
-    {"hdf5", {"data/corpus/hdf5"}},
-    {"H5", {"data/corpus/hdf5"}},
-    {"mpi.h",
-     {"cluster/world", "cluster/mpi_group", "cluster/mpi_check", "launcher/bench/mpi_peer"}},
-    {"sentencepiece", {"data/tokenizers/"}},
-    {"png.h", {"launcher/commands/image_grid"}},
-    {"torch/torch.h", {}},
-    {"nccl.h", {"cluster/nccl_group", "launcher/bench/nccl_peer"}},
-    {"cuda", {"cluster/base/gpu/"}},
-    {"c10/cuda/",
-     {"cluster/nccl_group", "cluster/base/gpu/device", "runtime/device_prefetcher",
-      "runtime/step_graph"}},
-    {"ATen/cuda/", {"runtime/step_graph"}},
-};
-
-// Package required by cmake/Dependencies.cmake -> the start of an include that shows its use.
-// Empty: a tool, or a library that other packages need.
-const std::map<std::string, std::string> kIncludedAs = {
-    {"Threads", "thread"},
-    {"Protobuf", "google/protobuf/"},
-    {"ZLIB", ""},
-    {"MPI", "mpi.h"},
-    {"HDF5", "hdf5.h"},
-    {"PkgConfig", ""},
-    {"sentencepiece", "sentencepiece"},
-    {"fmt", "fmt/"},
-    {"CLI11", "CLI/"},
-    {"nlohmann_json", "nlohmann/"},
-    {"PNG", "png.h"},
-    {"XXHASH_INCLUDE_DIR", "xxhash.h"},
-    {"GTest", "gtest/"},
-    {"RAPIDCHECK_INCLUDE_DIR", "rapidcheck"},
-    {"CUDA_RUNTIME_INCLUDE_DIR", "cuda_runtime"},
-    {"NCCL_INCLUDE_DIR", "nccl.h"}};
 
 constexpr int kMaxFiles = 25, kMinLines = 15, kMaxLines = 500;
 constexpr std::size_t kMaxColumns = 100;
@@ -112,9 +60,8 @@ class Tree {
          {"attention", "cluster", "configs", "data", "launcher", "models", "runtime", "tests"}) {
       if (!fs::exists(root_ / folder)) continue;
       for (const auto& entry : fs::recursive_directory_iterator(root_ / folder)) {
-        const std::string extension = entry.path().extension();
-        if (extension != ".h" && extension != ".cpp" && extension != ".cu" && extension != ".cuh")
-          continue;
+        static const std::set<std::string> kSources = {".h", ".cpp", ".cu", ".cuh"};
+        if (!kSources.contains(entry.path().extension())) continue;
         texts_[fs::relative(entry.path(), root_).string()] = text_of(entry.path());
       }
     }
@@ -229,9 +176,7 @@ Findings kernels_know_no_libtorch(const Tree& tree) {
     }
   };
   for (const auto& [path, text] : tree.product()) {
-    const std::string extension = fs::path(path).extension();
-    if (extension == ".cu" || extension == ".cuh" || path.find(".simd.cpp") != std::string::npos)
-      reach(path);
+    if (path.ends_with(".cu") || path.ends_with(".cuh") || path.ends_with(".simd.cpp")) reach(path);
   }
   Findings findings;
   for (const std::string& path : reached) {

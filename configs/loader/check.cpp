@@ -16,17 +16,20 @@ namespace {
 using google::protobuf::FieldDescriptor;
 using google::protobuf::Message;
 
-void check_number(const Message& message, const FieldDescriptor& field, const std::string& path,
+void check_number(const Message& message, const SetValue& number_of,
                   const SourceLocations& places) {
+  const FieldDescriptor& field = *number_of.field;
   const auto check = [&](auto value) {
     const auto number = static_cast<double>(value);
     const bool fits = !field.options().GetExtension(configs::odd) || std::fmod(number, 2) != 0;
     if (fits && Range(field.options().GetExtension(configs::range)).contains(number)) return;
-    config_error(places, path, "must be in {}, is {}", range_text(field), value);
+    config_error(places, number_of.path, "must be in {}, is {}", range_text(field), value);
   };
   const auto& reflection = *message.GetReflection();
   if (is_integer(field)) {
-    check(std::stoll(value_text(message, &field)));
+    check(std::stoll(value_text(message, &field, number_of.index)));
+  } else if (field.is_repeated()) {
+    check(reflection.GetRepeatedFloat(message, &field, number_of.index));
   } else if (field.cpp_type() == FieldDescriptor::CPPTYPE_FLOAT) {
     check(reflection.GetFloat(message, &field));
   } else {
@@ -55,7 +58,7 @@ void check_message(const Message& message, const std::string& path, const Source
                                    : reflection.GetRepeatedString(message, field, value.index),
                    value.path, places);
     } else if (field->options().HasExtension(configs::range)) {  // all numbers but seeds
-      check_number(message, *field, value.path, places);
+      check_number(message, value, places);
     }
   }
 }
@@ -69,7 +72,7 @@ class ConsistencyCheck {
   void run() const {
     check_task();
     check_model();
-    check_train();
+    check_train(config_, places_);
     check_mesh();
     const std::string& split = config_.evaluate().split();
     if (split != "valid" && split != "test") {
@@ -90,11 +93,13 @@ class ConsistencyCheck {
 
   void check_model() const {
     const auto& model = config_.model();
-    if (model.channels() % model.heads() != 0) {
+    if (model.head_channels() == 0 && model.channels() % model.heads() != 0) {
       config_error(places_, "model.channels",
-                   "{} cannot be split among {}; make model.channels a multiple of model.heads",
+                   "{} cannot be split among {}; make model.channels a multiple of model.heads, or "
+                   "set model.head_channels",
                    counted(model.channels(), "channel"), counted(model.heads(), "head"));
     }
+    if (model.attention_only()) check_attention_only();
     if (model.positions() == configs::Model::sinusoidal && model.channels() % 2 != 0) {
       config_error(places_, "model.channels",
                    "sinusoidal positions need an even number of channels, not {}",
@@ -126,6 +131,23 @@ class ConsistencyCheck {
       config_error(places_, "model.embedding_channels", "{}", of_tokens);
     }
     if (model.scale_embeddings()) config_error(places_, "model.scale_embeddings", "{}", of_tokens);
+  }
+
+  // Fields of the feed-forward sublayers must be unset if there are none.
+  void check_attention_only() const {
+    const auto& model = config_.model();
+    const auto require_unset = [&](bool unset, const char* field, const auto& value) {
+      if (unset) return;
+      config_error(places_, field,
+                   "{} has no effect with model.attention_only, whose layers have no feed-forward "
+                   "sublayer; leave one of them out",
+                   value);
+    };
+    require_unset(model.feed_forward() == 0, "model.feed_forward", model.feed_forward());
+    require_unset(model.activation() == configs::Model::gelu, "model.activation",
+                  configs::Model::Activation_Name(model.activation()));
+    require_unset(model.dropout().activation() == 0, "model.dropout.activation",
+                  model.dropout().activation());
   }
 
   void check_attentions(const google::protobuf::RepeatedPtrField<configs::Attention>& attentions,
@@ -235,81 +257,8 @@ class ConsistencyCheck {
                  value.name(), most, num_blocks, path.substr(path.rfind('.') + 1));
   }
 
-  void check_train() const {
-    const auto& train = config_.train();
-    if (train.micro_batch() > train.global_batch()) {
-      config_error(places_, "train.micro_batch", "{} sequences are more than train.global_batch {}",
-                   train.micro_batch(), train.global_batch());
-    }
-    if (train.invariant().shards() > train.global_batch()) {
-      config_error(places_, "train.invariant.shards",
-                   "{} are more than the sequences per step, train.global_batch {}",
-                   counted(train.invariant().shards(), "shard"), train.global_batch());
-    }
-    if (train.precision() == configs::Train::fp64 && config_.device() == configs::Config::cuda) {
-      config_error(places_, "train.precision",
-                   "fp64 needs device: cpu; on a GPU use fp32, or bf16 with fp32 parameters");
-    }
-    if (train.zero_stage() > 0 &&
-        !optimizer().message_type()->options().GetExtension(configs::slices)) {
-      config_error(places_, "train.zero_stage",
-                   "must be 0 with train.optimizer.{}, whose state cannot be split into slices; "
-                   "use train.optimizer.adamw, or leave zero_stage out",
-                   optimizer().name());
-    }
-    if (train.cuda_graph()) check_cuda_graph();
-    const auto& schedule = train.schedule();
-    switch (schedule.shape()) {
-      case configs::Schedule::constant:
-        break;
-      case configs::Schedule::cosine:
-        if (schedule.final_learning_rate() > schedule.learning_rate()) {
-          config_error(places_, "train.schedule.final_learning_rate",
-                       "{} is above the peak, train.schedule.learning_rate {}",
-                       schedule.final_learning_rate(), schedule.learning_rate());
-        }
-        break;
-      case configs::Schedule::rsqrt:
-      case configs::Schedule::rsqrt_decay:
-        if (schedule.warmup_steps() == 0) {
-          config_error(places_, "train.schedule.warmup_steps",
-                       "must be at least 1 with shape {}: the rate decays from the end of the "
-                       "warm-up",
-                       configs::Schedule::Shape_Name(schedule.shape()));
-        }
-        break;
-    }
-  }
-
   // The chosen member of train.optimizer; a resolved config always has one.
   const FieldDescriptor& optimizer() const { return *chosen_member(config_.train().optimizer()); }
-
-  // A graph replays the same launches in every step.
-  void check_cuda_graph() const {
-    const auto& train = config_.train();
-    if (config_.device() != configs::Config::cuda) {
-      config_error(places_, "train.cuda_graph", "needs device: cuda; leave it out on CPUs");
-    }
-    if (!optimizer().message_type()->options().GetExtension(configs::device_scalars)) {
-      config_error(
-          places_, "train.cuda_graph",
-          "must be false with train.optimizer.{}, whose update reads its rates from the host; "
-          "use train.optimizer.adamw, or leave cuda_graph out",
-          optimizer().name());
-    }
-    if (train.zero_stage() > 1) {
-      config_error(places_, "train.cuda_graph",
-                   "must be false with train.zero_stage {}, which communicates within the passes; "
-                   "use zero_stage 1, or leave cuda_graph out",
-                   train.zero_stage());
-    }
-    if (train.invariant().shards() > 0) {
-      config_error(
-          places_, "train.cuda_graph",
-          "must be false with train.invariant.shards, whose sums are reduced between the passes "
-          "of a step; leave one of them out");
-    }
-  }
 
   void check_mesh() const {
     if (config_.mesh().tensor() > 1) check_tensor_axis();
@@ -379,7 +328,7 @@ class ConsistencyCheck {
     if (!optimizer().message_type()->options().GetExtension(configs::slices)) {
       config_error(places_, "mesh.tensor",
                    "must be 1 with train.optimizer.{}, which needs whole matrices; use "
-                   "train.optimizer.adamw",
+                   "train.optimizer.adamw or sgd",
                    optimizer().name());
     }
     if (train.precision() == configs::Train::fp16) {

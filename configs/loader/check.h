@@ -50,8 +50,9 @@ void check_values(const google::protobuf::Message& config, const SourceLocations
 // determines it. Resolving twice changes nothing. Expects numbers in their ranges.
 void resolve(configs::Config& config);
 
-// Checks the values of a resolved config against each other.
+// Checks the values of a resolved config against each other; check_train() those of config.train().
 void check_consistency(const configs::Config& config, const SourceLocations& places);
+void check_train(const configs::Config& config, const SourceLocations& places);
 
 // True if tokens see only earlier tokens, in the stack that predicts.
 bool is_causal(const configs::Task& task);

@@ -104,7 +104,9 @@ void resolve(configs::Config& config) {
   choose_unchosen(config);
   set_defaults(config);
   auto& model = *config.mutable_model();
-  if (model.feed_forward() == 0) model.set_feed_forward(4 * model.channels());
+  if (model.feed_forward() == 0 && !model.attention_only()) {
+    model.set_feed_forward(4 * model.channels());
+  }
   if (model.has_encoder() && model.encoder().layers() == 0) {
     model.mutable_encoder()->set_layers(model.layers());
   }

@@ -68,6 +68,10 @@ class Setting {
       const bool last = i + 1 == parts.size();
       const bool is_message = field->cpp_type() == FieldDescriptor::CPPTYPE_MESSAGE;
       const Reflection& reflection = *message->GetReflection();
+      if (field->is_repeated() && !last && !is_message) {
+        const std::string list = join_path(walked, parts[i]);
+        error(fmt::format("{} is a list of values; give all of them: {}=[...]", list, list));
+      }
       if (field->is_repeated() && !last) {
         walked = join_path(walked, parts[i]);
         Message& element = list_element(*message, *field, parts[++i], walked);
@@ -129,8 +133,10 @@ class Setting {
     }
     if (value_.find_first_not_of(" \t\n") == std::string::npos) error("the value is missing");
     if (field.is_repeated() && value_[value_.find_first_not_of(" \t\n")] != '[') {
-      error(fmt::format("{} is a list; set one entry ({}.0) or give [{{...}}, {{...}}]", path_,
-                        path_));
+      error(field.message_type() == nullptr
+                ? fmt::format("{} is a list; give its values as [..., ...]", path_)
+                : fmt::format("{} is a list; set one entry ({}.0) or give [{{...}}, {{...}}]",
+                              path_, path_));
     }
     const std::unique_ptr<Message> scratch(message.New());
     const std::string plain = is_integer(field) ? plain_integer(value_) : "";

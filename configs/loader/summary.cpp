@@ -1,12 +1,14 @@
 #include "configs/loader/summary.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <google/protobuf/descriptor.h>
 
 #include <algorithm>
 #include <map>
 #include <memory>
 
+#include "cluster/base/text/plural.h"
 #include "configs/loader/message_text.h"
 #include "configs/loader/source_locations.h"
 
@@ -108,6 +110,33 @@ std::string attention_text(const configs::Model& model) {
   return fmt::format("encoder: {} | decoder: {} | cross-attention: {}",
                      layers_text(model.encoder().attention()), layers_text(model.attention()),
                      layers_text(model.encoder().cross_attention()));
+}
+
+std::string layers_text(const configs::Model& model) {
+  std::string text =
+      fmt::format("{}, {}, {}", counted(model.layers(), "layer"),
+                  counted(model.channels(), "channel"), counted(model.heads(), "head"));
+  if (model.head_channels() > 0) text += fmt::format(" of {}", model.head_channels());
+  if (model.norm() == configs::Model::post) text += ", post-norm";
+  if (model.attention_only()) text += ", attention only";
+  return text;
+}
+
+std::string optimization_text(const configs::Train& train) {
+  const configs::Optimizer& optimizer = train.optimizer();
+  const FieldDescriptor* kind = chosen_member(optimizer);
+  std::string text = kind == nullptr ? "adamw" : kind->name();
+  if (kind != nullptr) {
+    const std::string fields =
+        changed_fields(optimizer.GetReflection()->GetMessage(optimizer, kind));
+    if (!fields.empty()) text += fmt::format(" {{ {} }}", fields);
+  }
+  const configs::Schedule& schedule = train.schedule();
+  text += ", " + configs::Schedule::Shape_Name(schedule.shape());
+  if (schedule.shape() == configs::Schedule::step_decay) {
+    text += fmt::format(" at epochs {}", fmt::join(schedule.decay_epoch(), ", "));
+  }
+  return text;
 }
 
 std::vector<DifferingField> differing_fields(const std::vector<configs::Config>& configs) {

@@ -119,12 +119,16 @@ const configs::CorpusManifest::Stream& Corpus::stream(std::string_view split_nam
 const configs::CorpusManifest::Record& Corpus::record(std::string_view split_name,
                                                       std::string_view name) const {
   return found(split(split_name).record(), name, folder_, split_name, "record",
-               "; birkhoff prepare makes one of a table, with --text-column and --label-column");
+               "; birkhoff prepare makes records of labels (--label-column) and images (--images)");
 }
 
 std::filesystem::path Corpus::tokenizer_file() const {
   const std::string& file = manifest_.tokenizer().file();
   return file.empty() ? std::filesystem::path() : folder_ / file;
+}
+
+void Corpus::stage(const StageOptions& options) {
+  staged_ = std::make_shared<const StagedShards>(folder_, manifest_, options);
 }
 
 std::unique_ptr<Tokenizer> Corpus::tokenizer() const {

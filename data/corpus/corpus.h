@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "configs/schema/corpus_manifest.pb.h"
+#include "data/corpus/staged_shards.h"
 #include "data/tokenizers/tokenizer.h"
 
 namespace birkhoff {
@@ -34,6 +35,11 @@ class Corpus {
   const configs::CorpusManifest::Record& record(std::string_view split,
                                                 std::string_view name) const;
   bool has_split(std::string_view name) const;
+  // From now on, readers of the corpus use copies of its shards on this node's disk, as these are
+  // made (staged_shards.h). Error(kStorage) if the folder cannot be used.
+  void stage(const StageOptions& options);
+  // Null: not staged.
+  const std::shared_ptr<const StagedShards>& staged() const { return staged_; }
   // Error(kData) if the corpus has none.
   std::unique_ptr<Tokenizer> tokenizer() const;
   // The vocabulary or model file of the tokenizer; an empty path for bytes, and without one.
@@ -44,6 +50,7 @@ class Corpus {
 
   std::filesystem::path folder_;
   configs::CorpusManifest manifest_;
+  std::shared_ptr<const StagedShards> staged_;
 };
 
 }  // namespace birkhoff

@@ -6,6 +6,7 @@
 #include <bit>
 #include <cstdlib>
 #include <cstring>
+#include <mutex>
 
 #include "cluster/base/error.h"
 #include "cluster/base/unique_handle.h"
@@ -150,6 +151,8 @@ std::string used_part(const ImageMemory& memory) {
 }  // namespace
 
 std::string hdf5_image(std::vector<Hdf5DataSet>& data_sets) {
+  static std::mutex one_at_a_time;  // the library may be built without its own lock
+  const std::lock_guard lock(one_at_a_time);
   checked(H5Eset_auto2(H5E_DEFAULT, nullptr, nullptr), "H5Eset_auto2");
   ImageMemory memory;
   const ListId access = memory_access(memory);

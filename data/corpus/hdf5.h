@@ -22,8 +22,8 @@ struct Hdf5DataSet {
 };
 
 // Returns the bytes of an HDF5 file that holds these data sets, and sets their offsets. The file
-// has the latest format and no time stamps: equal content yields equal bytes. Error(kInternal) with
-// the library's reason if a call fails.
+// has the latest format and no time stamps: equal content yields equal bytes. Threads take turns.
+// Error(kInternal) with the library's reason if a call fails.
 std::string hdf5_image(std::vector<Hdf5DataSet>& data_sets);
 
 // Opens a file with the library and compares names, types, sizes, layouts and offsets. Error(kData)

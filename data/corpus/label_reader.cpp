@@ -15,10 +15,11 @@ LabelReader::LabelReader(const Corpus& corpus, const std::string& split, const s
 }
 
 void LabelReader::read(std::int64_t from, std::int64_t count, std::int64_t* out) {
-  values_.resize(static_cast<std::size_t>(count));
-  shards_.read_bytes(from, count, reinterpret_cast<char*>(values_.data()));
+  thread_local std::vector<std::uint16_t> values;
+  values.resize(static_cast<std::size_t>(count));
+  shards_.read_bytes(from, count, reinterpret_cast<char*>(values.data()));
   for (std::int64_t i = 0; i < count; ++i) {
-    out[i] = values_[static_cast<std::size_t>(i)];
+    out[i] = values[static_cast<std::size_t>(i)];
     if (out[i] < num_classes_) continue;
     fail(ExitCode::kData,
          "{}: the label of document {} is {}, not below the {} classes; prepare the corpus again",

@@ -1,4 +1,4 @@
-// Reads the labels of documents, as data/corpus/shard_reader.h reads streams. One thread at a time.
+// Reads the labels of documents, as data/corpus/shard_reader.h reads streams. Several threads may read at once.
 #pragma once
 
 #include <cstdint>
@@ -24,7 +24,6 @@ class LabelReader {
  private:
   ShardSequence shards_;
   int num_classes_;
-  std::vector<std::uint16_t> values_;
 };
 
 }  // namespace birkhoff

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <memory>
 #include <ranges>
 #include <type_traits>
 
@@ -54,7 +55,7 @@ std::uint64_t widen(const std::vector<char>& bytes, std::int64_t count, std::int
 
 ShardReader::ShardReader(std::string path, const configs::CorpusManifest::Shard& shard,
                          std::int64_t element_bytes, const char* values, std::int64_t begin,
-                         std::int64_t first_document)
+                         std::int64_t first_document, std::shared_ptr<const StagedShards> staged)
     : path_(std::move(path)),
       shard_(shard),
       element_bytes_(element_bytes),
@@ -63,14 +64,15 @@ ShardReader::ShardReader(std::string path, const configs::CorpusManifest::Shard&
       first_document_(first_document),
       values_{values, shard.values_offset(), shard.values_bytes(), 0},
       documents_{shard_format::kDocumentEnds, shard.documents_offset(), shard.documents_bytes(),
-                 shard_format::num_pages(shard.values_bytes(), page_bytes_)} {}
+                 shard_format::num_pages(shard.values_bytes(), page_bytes_)},
+      staged_(std::move(staged)),
+      copy_(staged_ ? staged_->find(shard.file()) : nullptr) {}
 
-void ShardReader::open() {
-  if (file_) return;
-  File file = File::open_for_read(path_, ExitCode::kData);
+ShardReader::Opened ShardReader::open(const std::string& path, bool is_copy) {
+  File file = File::open_for_read(path, ExitCode::kData);
   if (file.size() != shard_.bytes()) {
     fail(ExitCode::kData,
-         "{}: the file has {} bytes, the manifest says {}; prepare the corpus again", path_,
+         "{}: the file has {} bytes, the manifest says {}; prepare the corpus again", path,
          file.size(), shard_.bytes());
   }
   if (page_crcs_.empty()) {
@@ -79,17 +81,38 @@ void ShardReader::open() {
     if (crc32c(table.data(), table.size() * 4) != shard_.page_crcs_crc()) {
       fail(ExitCode::kData,
            "{}: the page table at byte {} is damaged; prepare the corpus again or restore the file",
-           path_, shard_.page_crcs_offset());
+           path, shard_.page_crcs_offset());
     }
     page_crcs_ = std::move(table);
-    checked_.resize(page_crcs_.size());
   }
-  file_ = std::move(file);
+  if (is_copy) return {std::move(file), true, std::make_shared<Flags>(page_crcs_.size())};
+  if (!checked_) checked_ = std::make_shared<Flags>(page_crcs_.size());
+  return {std::move(file), false, checked_};
 }
 
-void ShardReader::close() { file_.reset(); }
+std::shared_ptr<const ShardReader::Opened> ShardReader::opened() {
+  const std::lock_guard lock(mutex_);
+  const bool has_copy = copy_ != nullptr && copy_->is_usable;
+  if (file_ && (file_->is_copy || !has_copy)) return file_;
+  if (has_copy) {
+    try {
+      file_ = std::make_shared<const Opened>(open(copy_->path, true));
+      return file_;
+    } catch (const Error& error) {
+      discard(*copy_, error.what());
+    }
+  }
+  if (!file_) file_ = std::make_shared<const Opened>(open(path_, false));
+  return file_;
+}
 
-void ShardReader::check_page(const Region& region, std::int64_t page, const char* bytes) {
+void ShardReader::close() {
+  const std::unique_lock lock(mutex_, std::try_to_lock);
+  if (lock.owns_lock()) file_.reset();
+}
+
+void ShardReader::check_page(const Opened& from_file, const Region& region, std::int64_t page,
+                             const char* bytes) const {
   const std::int64_t from = page * page_bytes_;
   const auto slot = static_cast<std::size_t>(region.first_page + page);
   const auto size = static_cast<std::size_t>(std::min(page_bytes_, region.bytes - from));
@@ -97,30 +120,32 @@ void ShardReader::check_page(const Region& region, std::int64_t page, const char
     fail(ExitCode::kData,
          "{}: page {} of /{} ({} KiB at byte {}) is damaged; prepare the corpus again or restore "
          "the file",
-         path_, page, region.name, page_bytes_ >> 10, region.offset + from);
+         from_file.file.path(), page, region.name, page_bytes_ >> 10, region.offset + from);
   }
-  checked_[slot] = true;
+  (*from_file.checked)[slot].store(true, std::memory_order_relaxed);
 }
 
-void ShardReader::read_part(const Region& region, std::int64_t from, std::int64_t bytes,
-                            char* out) {
+void ShardReader::read_part(const Opened& from_file, const Region& region, std::int64_t from,
+                            std::int64_t bytes, char* out) const {
   const std::int64_t first = from / page_bytes_, last = (from + bytes - 1) / page_bytes_;
-  const auto begin_of_checks = checked_.begin() + region.first_page;
-  const bool all_checked = std::all_of(begin_of_checks + first, begin_of_checks + last + 1,
-                                       [](bool is_checked) { return is_checked; });
-  if (all_checked) {
-    file_->pread_exact(out, static_cast<std::size_t>(bytes), region.offset + from);
+  const auto of_region = from_file.checked->begin() + region.first_page;
+  // Nothing but the flag passes between threads, so its order does not matter.
+  if (std::all_of(of_region + first, of_region + last + 1, [](const std::atomic<bool>& checked) {
+        return checked.load(std::memory_order_relaxed);
+      })) {
+    from_file.file.pread_exact(out, static_cast<std::size_t>(bytes), region.offset + from);
     return;
   }
   // One read of whole pages, into the caller's memory if it is for whole pages.
   const std::int64_t begin = first * page_bytes_;
   const std::int64_t end = std::min((last + 1) * page_bytes_, region.bytes);
   const bool is_whole = begin == from && end == from + bytes;
-  if (!is_whole) pages_.resize(static_cast<std::size_t>(end - begin));
-  char* const pages = is_whole ? out : pages_.data();
-  file_->pread_exact(pages, static_cast<std::size_t>(end - begin), region.offset + begin);
+  thread_local std::vector<char> memory;
+  if (!is_whole) memory.resize(static_cast<std::size_t>(end - begin));
+  char* const pages = is_whole ? out : memory.data();
+  from_file.file.pread_exact(pages, static_cast<std::size_t>(end - begin), region.offset + begin);
   for (std::int64_t page = first; page <= last; ++page)
-    check_page(region, page, pages + (page * page_bytes_ - begin));
+    check_page(from_file, region, page, pages + (page * page_bytes_ - begin));
   if (!is_whole) std::memcpy(out, pages + (from - begin), static_cast<std::size_t>(bytes));
 }
 
@@ -128,12 +153,21 @@ void ShardReader::read_region(const Region& region, std::int64_t from, std::int6
                               char* out) {
   require(0 <= from && 0 < bytes && bytes <= region.bytes && from <= region.bytes - bytes,
           "bytes outside a shard");
-  open();
-  for (const std::int64_t end = from + bytes; from < end;) {
-    const std::int64_t part = std::min(end, (from / kPartBytes + 1) * kPartBytes) - from;
-    read_part(region, from, part, out);
-    from += part;
-    out += part;
+  while (true) {
+    const std::shared_ptr<const Opened> file = opened();
+    try {
+      for (std::int64_t at = from; at < from + bytes;) {
+        const std::int64_t part = std::min(from + bytes, (at / kPartBytes + 1) * kPartBytes) - at;
+        read_part(*file, region, at, part, out + (at - from));
+        at += part;
+      }
+      return;
+    } catch (const Error& error) {
+      if (!file->is_copy) throw;
+      discard(*copy_, error.what());
+      const std::lock_guard lock(mutex_);
+      if (file_ == file) file_.reset();
+    }
   }
 }
 
@@ -141,16 +175,23 @@ void ShardReader::read_bytes(std::int64_t from, std::int64_t count, char* out) {
   read_region(values_, (from - begin_) * element_bytes_, count * element_bytes_, out);
 }
 
+void ShardReader::will_read(std::int64_t from, std::int64_t count) {
+  const std::int64_t begin = (from - begin_) * element_bytes_ / page_bytes_ * page_bytes_;
+  const std::int64_t end = (from - begin_ + count) * element_bytes_;
+  opened()->file.will_read(static_cast<std::size_t>(end - begin), values_.offset + begin);
+}
+
 std::uint64_t ShardReader::read(std::int64_t from, std::int64_t count, std::int64_t* out) {
-  buffer_.resize(static_cast<std::size_t>(count * element_bytes_));
-  read_bytes(from, count, buffer_.data());
+  thread_local std::vector<char> ids;
+  ids.resize(static_cast<std::size_t>(count * element_bytes_));
+  read_bytes(from, count, ids.data());
   switch (element_bytes_) {
     case 1:
-      return widen<std::uint8_t>(buffer_, count, out);
+      return widen<std::uint8_t>(ids, count, out);
     case 2:
-      return widen<std::uint16_t>(buffer_, count, out);
+      return widen<std::uint16_t>(ids, count, out);
     default:
-      return widen<std::int32_t>(buffer_, count, out);
+      return widen<std::int32_t>(ids, count, out);
   }
 }
 
@@ -178,10 +219,11 @@ ShardSequence::ShardSequence(const Corpus& corpus, const Array& array, const cha
     : element_bytes_(shard_format::row_bytes(array)) {
   for (const auto& shard : array.shard()) {
     shards_.emplace_back((corpus.folder() / shard.file()).string(), shard, element_bytes_, values,
-                         elements_, documents_);
+                         elements_, documents_, corpus.staged());
     elements_ += shard.elements();
     documents_ += shard.documents();
   }
+  is_open_.resize(shards_.size());
 }
 
 ShardSequence::ShardSequence(const Corpus& corpus, const configs::CorpusManifest::Stream& stream)
@@ -200,10 +242,16 @@ std::size_t ShardSequence::shard_of_document(std::int64_t document) const {
   return static_cast<std::size_t>(next - shards_.begin()) - 1;
 }
 
-ShardReader& ShardSequence::opened(std::size_t shard) {
-  if (!shards_[shard].is_open() && ++num_open_ > kMaxOpenShards) {
-    for (ShardReader& open : shards_) open.close();
-    num_open_ = 1;
+ShardReader& ShardSequence::for_reading(std::size_t shard) {
+  const std::lock_guard lock(mutex_);
+  if (!is_open_[shard]) {
+    if (num_open_ == kMaxOpenShards) {
+      for (ShardReader& open : shards_) open.close();
+      std::fill(is_open_.begin(), is_open_.end(), false);
+      num_open_ = 0;
+    }
+    is_open_[shard] = true;
+    ++num_open_;
   }
   return shards_[shard];
 }
@@ -220,7 +268,7 @@ template <typename Read>
 void ShardSequence::for_each_part(std::int64_t from, std::int64_t count, const Read& read) {
   require(from >= 0 && count >= 0 && from <= elements_ - count, "elements outside the shards");
   for (const std::int64_t end = from + count; from < end;) {
-    ShardReader& shard = opened(shard_of(from));
+    ShardReader& shard = for_reading(shard_of(from));
     const std::int64_t part = std::min(end, shard.end()) - from;
     read(shard, from, part);
     from += part;
@@ -230,6 +278,12 @@ void ShardSequence::for_each_part(std::int64_t from, std::int64_t count, const R
 void ShardSequence::read_bytes(std::int64_t from, std::int64_t count, char* out) {
   for_each_part(from, count, [&](ShardReader& shard, std::int64_t first, std::int64_t part) {
     shard.read_bytes(first, part, out + (first - from) * element_bytes_);
+  });
+}
+
+void ShardSequence::will_read(std::int64_t from, std::int64_t count) {
+  for_each_part(from, count, [](ShardReader& shard, std::int64_t first, std::int64_t part) {
+    shard.will_read(first, part);
   });
 }
 
@@ -247,12 +301,12 @@ std::vector<std::int64_t> ShardSequence::document_ends(std::int64_t from, std::i
   // e - 1.
   const std::size_t last = shard_of(std::min(to, elements_) - 1);
   for (std::size_t shard = shard_of(from); shard <= last; ++shard)
-    opened(shard).append_document_ends(from, to, ends);
+    for_reading(shard).append_document_ends(from, to, ends);
   return ends;
 }
 
 std::uint64_t ShardSequence::document_end(std::int64_t document) {
-  return opened(shard_of_document(document)).document_end(document);
+  return for_reading(shard_of_document(document)).document_end(document);
 }
 
 StreamReader::StreamReader(const Corpus& corpus, const std::string& split,

@@ -2,11 +2,14 @@
 // library. Each page is checked against its CRC32C the first time it is read: a read takes the
 // pages that hold its bytes, at most one page more at each end. A shard's page table is read as a
 // whole when the shard is first opened: it has a checksum of its own, and is 1/1024 of a record and
-// 1/16384 of a stream. One thread at a time.
+// 1/16384 of a stream. Several threads may read at once.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
-#include <optional>
+#include <deque>
+#include <memory>
+#include <mutex>
 #include <string>
 #include <utility>
 #include <vector>
@@ -22,48 +25,63 @@ class ShardReader {
  public:
   // element_bytes: of an element of a stream or a row of a record. values: the name of their data
   // set, for messages. begin, first_document: the shard's first element, and the first document
-  // that ends in it, within the stream or record.
+  // that ends in it, within the stream or record. staged: copies to read instead; may be null.
   ShardReader(std::string path, const configs::CorpusManifest::Shard& shard,
               std::int64_t element_bytes, const char* values, std::int64_t begin,
-              std::int64_t first_document);
+              std::int64_t first_document, std::shared_ptr<const StagedShards> staged);
 
   std::int64_t begin() const { return begin_; }
   std::int64_t end() const { return begin_ + shard_.elements(); }
   std::int64_t first_document() const { return first_document_; }
   // Copies elements [from, from + count), all within this shard. Damaged pages: Error(kData).
   void read_bytes(std::int64_t from, std::int64_t count, char* out);
-  // The same for token ids of 1, 2 or 4 bytes, widened. Returns the largest of them; a negative id
-  // counts as 2^31 or more.
+  // Asks the system to read the pages of these elements in the background.
+  void will_read(std::int64_t from, std::int64_t count);
+  // As read_bytes() for token ids of 1, 2 or 4 bytes, widened. Returns the largest of them; a
+  // negative id counts as 2^31 or more.
   std::uint64_t read(std::int64_t from, std::int64_t count, std::int64_t* out);
   // Appends the document ends e in this shard with from < e <= to.
   void append_document_ends(std::int64_t from, std::int64_t to, std::vector<std::int64_t>& out);
   // The end of a document that ends in this shard, by its number in the stream. Not validated.
   std::uint64_t document_end(std::int64_t document);
-  // Closes the file; the next read opens it again. Checked pages stay checked.
+  // Closes the file, once no read uses it; the next read opens it again. Checked pages stay
+  // checked. Does nothing while another thread opens it.
   void close();
   const std::string& path() const { return path_; }
-  bool is_open() const { return file_.has_value(); }
 
  private:
   struct Region {
     const char* name;
     std::int64_t offset, bytes, first_page;
   };
-  void open();
+  using Flags = std::vector<std::atomic<bool>>;  // of pages
+  struct Opened {
+    File file;
+    bool is_copy;
+    std::shared_ptr<Flags> checked;  // pages of this file
+  };
+  // Reads the page table, if that was not done. Call with mutex_.
+  Opened open(const std::string& path, bool is_copy);
+  // The file, opened if it is not, or if its copy is now usable. After that the page table does not
+  // change.
+  std::shared_ptr<const Opened> opened();
   void read_region(const Region& region, std::int64_t from, std::int64_t bytes, char* out);
-  void read_part(const Region& region, std::int64_t from, std::int64_t bytes, char* out);
-  void check_page(const Region& region, std::int64_t page, const char* bytes);
+  void read_part(const Opened& from_file, const Region& region, std::int64_t from,
+                 std::int64_t bytes, char* out) const;
+  void check_page(const Opened& from_file, const Region& region, std::int64_t page,
+                  const char* bytes) const;
 
   std::string path_;
   configs::CorpusManifest::Shard shard_;
   std::int64_t element_bytes_, page_bytes_;
   std::int64_t begin_, first_document_;
   Region values_, documents_;
-  std::optional<File> file_;
-  std::vector<std::uint32_t> page_crcs_;  // empty until the first open
-  std::vector<bool> checked_;
-  std::vector<char> buffer_;  // ids before they are widened
-  std::vector<char> pages_;   // that a read needs only in part
+  std::shared_ptr<const StagedShards> staged_;  // owns the copy
+  StagedShard* copy_;                           // null: there is none
+  std::mutex mutex_;                            // guards the rest
+  std::shared_ptr<const Opened> file_;          // null: closed
+  std::shared_ptr<Flags> checked_;              // of the corpus's file; null until the first open
+  std::vector<std::uint32_t> page_crcs_;        // empty until the first open
 };
 
 // All shards of a stream or record of the corpus, one after another. The elements of a record, of
@@ -78,6 +96,7 @@ class ShardSequence {
   std::int64_t documents() const { return documents_; }
   // As ShardReader's, across shards.
   void read_bytes(std::int64_t from, std::int64_t count, char* out);
+  void will_read(std::int64_t from, std::int64_t count);
   std::uint64_t read(std::int64_t from, std::int64_t count, std::int64_t* out);
   // The document ends e with from < e <= to, ascending; from < to.
   std::vector<std::int64_t> document_ends(std::int64_t from, std::int64_t to);
@@ -98,11 +117,13 @@ class ShardSequence {
   std::size_t shard_of_document(std::int64_t document) const;
   // The shard, which the caller then reads. Closes the open shards if this one would be one too
   // many.
-  ShardReader& opened(std::size_t shard);
+  ShardReader& for_reading(std::size_t shard);
 
-  std::vector<ShardReader> shards_;
+  std::deque<ShardReader> shards_;
   std::int64_t element_bytes_;
   std::int64_t elements_ = 0, documents_ = 0;
+  std::mutex mutex_;  // guards the rest
+  std::vector<bool> is_open_;
   std::int64_t num_open_ = 0;
 };
 
@@ -115,6 +136,7 @@ class StreamReader {
   // Reads ids [from, from + count), across shards. Error(kData) if an id is not below the
   // vocabulary.
   void read(std::int64_t from, std::int64_t count, std::int64_t* out);
+  void will_read(std::int64_t from, std::int64_t count) { shards_.will_read(from, count); }
   // The document ends e (the position after a document's last token) with from < e <= to,
   // ascending.
   std::vector<std::int64_t> document_ends(std::int64_t from, std::int64_t to);

@@ -11,7 +11,8 @@ namespace birkhoff {
 
 class StreamWriter {
  public:
-  // Files are folder/<split>-<stream>-<number>.h5; dtype u8, u16 or i32. Existing files are replaced.
+  // Files are folder/<split>-<stream>-<number>.h5; dtype u8, u16 or i32. Existing files are
+  // replaced.
   StreamWriter(std::string folder, std::string split, std::string stream,
                configs::CorpusManifest::Dtype dtype, std::int64_t shard_tokens);
   // Appends ids of the current document. They must fit the dtype.

@@ -21,8 +21,7 @@ class ImageRecords final : public SampleSource {
   ImageRecords(const Corpus& corpus, const ImageRecordOptions& options)
       : options_(options),
         shape_(image_dims(corpus, options.split, options.image)),
-        images_(corpus, corpus.record(options.split, options.image)),
-        original_(static_cast<std::size_t>(shape_.values())) {
+        images_(corpus, corpus.record(options.split, options.image)) {
     if (!options.label.empty()) labels_.emplace(corpus, options.split, options.label);
   }
 
@@ -37,15 +36,20 @@ class ImageRecords final : public SampleSource {
     return batch;
   }
 
+  void will_fill(const std::vector<Row>& rows) override {
+    for (const Row& row : rows) images_.will_read(row.sample, 1);
+  }
+
   void fill(Batch& batch, const std::vector<Row>& rows) override {
     require(static_cast<std::int64_t>(rows.size()) == batch.size(), "one Row per row of the batch");
     auto* images = batch.at(field::kImages).mutable_data_ptr<std::uint8_t>();
     auto* labels = labels_ ? batch.at(field::kLabels).mutable_data_ptr<std::int64_t>() : nullptr;
     auto* sample_ids = batch.sample_ids_B.mutable_data_ptr<std::int64_t>();
+    std::vector<std::uint8_t> original(static_cast<std::size_t>(shape_.values()));
     for (const Row& row : rows) {
       const ImageChange change = image_change(options_, row.epoch, row.sample);
       const bool unchanged = change == ImageChange();
-      std::uint8_t* const read = unchanged ? images : original_.data();
+      std::uint8_t* const read = unchanged ? images : original.data();
       images_.read_bytes(row.sample, 1, reinterpret_cast<char*>(read));
       if (!unchanged) change_image(change, shape_, read, images);
       images += shape_.values();
@@ -59,7 +63,6 @@ class ImageRecords final : public SampleSource {
   const ImageDims shape_;
   ShardSequence images_;
   std::optional<LabelReader> labels_;
-  std::vector<std::uint8_t> original_;  // of the image that is being changed
 };
 
 }  // namespace
@@ -105,7 +108,14 @@ ImageDims image_dims(const Corpus& corpus, const std::string& split, const std::
          corpus.folder().string(), record, split,
          configs::CorpusManifest::Dtype_Name(entry.dtype()), fmt::join(entry.shape(), ", "));
   }
-  return {entry.shape(0), entry.shape(1), entry.shape(2)};
+  const ImageDims dims{entry.shape(0), entry.shape(1), entry.shape(2)};
+  if (std::max({dims.rows, dims.columns, dims.channels}) > ImageDims::kMaxSize) {
+    fail(ExitCode::kData,
+         "{}: record '{}' of split '{}' has images of {}; models read at most {} rows, columns and "
+         "channels",
+         corpus.folder().string(), record, split, dims.text(), ImageDims::kMaxSize);
+  }
+  return dims;
 }
 
 void check_image_records(const Corpus& corpus, const ImageRecordOptions& options) {

@@ -7,15 +7,25 @@
 #include <exception>
 #include <mutex>
 #include <optional>
+#include <system_error>
 #include <thread>
 #include <vector>
 
 #include "cluster/base/error.h"
+#include "cluster/base/logging/log.h"
+#include "cluster/base/text/plural.h"
 #include "data/batch/partition.h"
 #include "data/loader/sampler.h"
 
 namespace birkhoff {
 namespace {
+
+// A row that takes longer was not in the page cache. Then rows are announced, before they are read,
+// for the next kAnnouncedBatches batches: announcing a row that is in the page cache costs a tenth
+// of reading it.
+constexpr std::chrono::microseconds kSlowRow{50};
+constexpr int kAnnouncedBatches = 100;
+constexpr std::int64_t kRowsAhead = 512;
 
 // Reuses the memory of batches that their users have released. Fresh memory costs more time than
 // filling it, because the system zeroes each of its pages.
@@ -68,17 +78,20 @@ class TrainLoader::Impl {
  public:
   Impl(std::unique_ptr<SampleSource> source, const LoaderOptions& options, std::int64_t consumed)
       : options_(options),
+        max_readers_(options.max_readers),
         source_(std::move(source)),
         per_epoch_(source_->num_samples()),
         pool_(static_cast<std::size_t>(options_.prefetch) + 3),
         consumed_(consumed) {
     require(options_.global_batch >= 1 && options_.size >= 1 && options_.rank >= 0 &&
-                options_.rank < options_.size && options_.prefetch >= 1 && consumed >= 0,
+                options_.rank < options_.size && options_.prefetch >= 1 &&
+                options_.max_readers >= 1 && consumed >= 0,
             "options of the loader");
   }
 
   static void start(const std::shared_ptr<Impl>& impl) {
-    impl->thread_ = std::thread([impl] { impl->run(); });
+    const std::lock_guard lock(impl->mutex_);
+    impl->add_readers(1, impl);
   }
 
   void stop() {
@@ -86,99 +99,227 @@ class TrainLoader::Impl {
       const std::lock_guard lock(mutex_);
       stop_ = true;
     }
-    taken_.notify_one();
-    if (gave_up_) {
-      thread_.detach();
-    } else {
-      thread_.join();
+    taken_.notify_all();
+    for (std::thread& reader : readers_) {
+      if (leaves_threads_) {
+        reader.detach();
+      } else {
+        reader.join();
+      }
     }
   }
 
-  std::optional<Batch> next(const std::function<bool()>& gives_up) {
+  static std::optional<Batch> next(const std::shared_ptr<Impl>& impl,
+                                   const std::function<bool()>& gives_up) {
+    return impl->next_batch(gives_up, impl);
+  }
+
+ private:
+  // A batch whose rows are filled, or being filled.
+  struct Filling {
+    Batch batch;
+    std::vector<SampleSource::Row> rows;
+    std::int64_t num_taken = 0;  // rows that a thread fills or has filled
+    int num_threads = 0;         // that fill rows
+    std::exception_ptr error;
+
+    std::int64_t num_rows() const { return static_cast<std::int64_t>(rows.size()); }
+    bool is_done() const { return error || (num_taken == num_rows() && num_threads == 0); }
+  };
+
+  std::optional<Batch> next_batch(const std::function<bool()>& gives_up,
+                                  const std::shared_ptr<Impl>& self) {
     std::unique_lock lock(mutex_);
+    auto more_at = std::chrono::steady_clock::now() + kPatience;
     // Polls instead of waiting to be notified: notifying would cost the reading thread more time
     // than a row does.
-    while (queue_.empty() && error_ == nullptr) {
+    while (queue_.empty() || !queue_.front()->is_done()) {
       lock.unlock();
       if (gives_up && gives_up()) {
-        gave_up_ = true;
+        leaves_threads_ = true;
         return std::nullopt;
       }
       std::this_thread::sleep_for(std::chrono::microseconds(20));
       lock.lock();
+      if (std::chrono::steady_clock::now() >= more_at) {
+        read_more(self);
+        more_at += kPatience;
+      }
     }
-    if (queue_.empty())
-      std::rethrow_exception(error_);  // only now: batches made before the error are valid
-    Batch batch = std::move(queue_.front());
+    const std::shared_ptr<Filling> first = queue_.front();
+    if (first->error) {
+      leaves_threads_ = true;  // another read may hang
+      std::rethrow_exception(first->error);
+    }
     queue_.pop_front();
     lock.unlock();
-    taken_.notify_one();
-    return batch;
+    taken_.notify_all();
+    return std::move(first->batch);
   }
 
- private:
-  void run() {
+  // Call with mutex_.
+  void add_readers(int count, const std::shared_ptr<Impl>& self) {
+    for (int i = 0; i < count; ++i) readers_.emplace_back([self] { self->run(); });
+  }
+
+  // Training waits, so twice as many threads read. Call with mutex_.
+  void read_more(const std::shared_ptr<Impl>& self) {
+    const auto now = static_cast<int>(readers_.size());
+    const int more = std::min(now, max_readers_ - now);
     try {
-      while (true) {
-        {
-          std::unique_lock lock(mutex_);
-          taken_.wait(lock, [this] {
-            return stop_ || queue_.size() < static_cast<std::size_t>(options_.prefetch);
-          });
-          if (stop_) return;
-        }
-        Batch batch = make_next();
-        const std::lock_guard lock(mutex_);
-        queue_.push_back(std::move(batch));
-      }
-    } catch (...) {
-      const std::lock_guard lock(mutex_);
-      error_ = std::current_exception();
+      add_readers(more, self);
+    } catch (const std::system_error& error) {
+      max_readers_ = static_cast<int>(readers_.size());
+      log_warning("the system allows no more threads for data than {}: {}", max_readers_,
+                  error.what());
+      return;
+    }
+    if (more > 0 && now >= kQuietReaders) {
+      log_info("training waits for data: up to {} at a time now, of {} that data.readers allows",
+               counted(now + more, "read"), options_.max_readers);
     }
   }
 
-  Batch make_next() {
+  void run() {
+    while (const std::optional<Part> part = take()) fill(*part);
+  }
+
+  // Rows of a batch for one thread, and rows of later batches that it announces.
+  struct Part {
+    std::shared_ptr<Filling> of;
+    Interval rows;
+    std::vector<SampleSource::Row> announced;
+  };
+
+  // Waits for rows to fill; null: the loader ends.
+  std::optional<Part> take() {
+    std::unique_lock lock(mutex_);
+    std::shared_ptr<Filling> found;
+    Part part;
+    taken_.wait(lock, [&] {
+      const auto open = std::ranges::find_if(
+          queue_, [](const auto& each) { return each->num_taken < each->num_rows(); });
+      if (open != queue_.end()) found = *open;
+      return stop_ || found || queue_.size() <= static_cast<std::size_t>(options_.prefetch);
+    });
+    if (stop_) return std::nullopt;
+    if (!found) {
+      found = std::make_shared<Filling>();
+      queue_.push_back(found);
+      try {
+        start_batch(*found);
+        part.announced = rows_to_announce();
+      } catch (...) {
+        stop_at(*found);
+        return std::nullopt;
+      }
+    }
+    const auto num_readers = static_cast<std::int64_t>(readers_.size());
+    const std::int64_t begin = found->num_taken;
+    const std::int64_t share = (found->num_rows() + num_readers - 1) / num_readers;
+    found->num_taken = std::min(begin + share, found->num_rows());
+    ++found->num_threads;
+    part.of = found;
+    part.rows = {begin, found->num_taken};
+    return part;
+  }
+
+  // Lists the rows of the next batch, which get memory. Call with mutex_.
+  void start_batch(Filling& filling) {
+    append_rows(consumed_, filling.rows);
+    filling.batch = pool_.get([&] { return source_->make_batch(filling.num_rows()); });
+    filling.batch.global_size = options_.global_batch;
+    consumed_ += options_.global_batch;
+  }
+
+  // This rank's rows of the global batch at position `consumed`. Call with mutex_.
+  void append_rows(std::int64_t consumed, std::vector<SampleSource::Row>& rows) {
     const Interval share =
         rank_share(options_.global_batch, options_.shards, options_.rank, options_.size);
-    Batch batch = pool_.get([&] { return source_->make_batch(share.size()); });
-    batch.global_size = options_.global_batch;
-    rows_.clear();
     places_.resize(static_cast<std::size_t>(share.size()));
-    for (std::int64_t id = consumed_ + share.begin; id < consumed_ + share.end;) {
+    for (std::int64_t id = consumed + share.begin; id < consumed + share.end;) {
       const std::int64_t epoch = id / per_epoch_, place = id % per_epoch_;
       if (!order_ || epoch != order_epoch_) {
         order_.emplace(options_.seed, epoch, per_epoch_);
         order_epoch_ = epoch;
       }
-      const std::int64_t count = std::min(consumed_ + share.end - id, per_epoch_ - place);
+      const std::int64_t count = std::min(consumed + share.end - id, per_epoch_ - place);
       order_->read(place, place + count, places_.data());
       for (std::int64_t i = 0; i < count; ++i) {
-        rows_.push_back({places_[static_cast<std::size_t>(i)], epoch, id++});
+        rows.push_back({places_[static_cast<std::size_t>(i)], epoch, id++});
       }
     }
-    source_->fill(batch, rows_);
-    consumed_ += options_.global_batch;
-    return batch;
   }
 
-  bool gave_up_ = false;  // used only by the caller
+  // Rows of the batches after those that were started, kRowsAhead of them in all. Call with mutex_.
+  std::vector<SampleSource::Row> rows_to_announce() {
+    std::vector<SampleSource::Row> rows;
+    const std::int64_t rows_of_a_batch =
+        rank_share(options_.global_batch, options_.shards, options_.rank, options_.size).size();
+    if (batches_to_announce_ == 0 || rows_of_a_batch == 0) return rows;
+    --batches_to_announce_;
+    const std::int64_t ahead = std::max<std::int64_t>(1, kRowsAhead / rows_of_a_batch);
+    announced_ = std::max(announced_, consumed_);
+    for (; announced_ < consumed_ + ahead * options_.global_batch;
+         announced_ += options_.global_batch) {
+      append_rows(announced_, rows);
+    }
+    return rows;
+  }
+
+  void fill(const Part& part) {
+    Filling& of = *part.of;
+    using Clock = std::chrono::steady_clock;
+    Clock::duration lasted{};
+    try {
+      if (!part.announced.empty()) source_->will_fill(part.announced);
+      const auto start = Clock::now();
+      if (part.rows.size() == of.num_rows()) {
+        source_->fill(of.batch, of.rows);
+      } else {
+        Batch rows = of.batch.narrow(part.rows.begin, part.rows.end);
+        source_->fill(rows, {of.rows.begin() + part.rows.begin, of.rows.begin() + part.rows.end});
+      }
+      lasted = Clock::now() - start;
+    } catch (...) {
+      const std::lock_guard lock(mutex_);
+      stop_at(of);
+    }
+    const std::lock_guard lock(mutex_);
+    --of.num_threads;
+    if (lasted > kSlowRow * part.rows.size()) batches_to_announce_ = kAnnouncedBatches;
+  }
+
+  // The present exception ends the loader: batches before this one are still valid. Call with
+  // mutex_.
+  void stop_at(Filling& filling) {
+    if (!filling.error) filling.error = std::current_exception();
+    stop_ = true;
+    taken_.notify_all();
+  }
+
+  // A wait of training after which more threads read; it takes longer to start one.
+  static constexpr auto kPatience = std::chrono::milliseconds(2);
+  static constexpr int kQuietReaders = 4;  // a few more are nothing to tell
+
+  bool leaves_threads_ = false;       // used only by the caller
+  std::vector<std::thread> readers_;  // changed only by the caller, with mutex_
   const LoaderOptions options_;
-  // Used only by the thread.
+  int max_readers_;  // used only by the caller
   const std::unique_ptr<SampleSource> source_;
   const std::int64_t per_epoch_;
-  BatchPool pool_;  // batches in the queue, being filled, and held by the consumer
+  // Guarded by mutex_.
+  std::mutex mutex_;
+  BatchPool pool_;  // batches in the queue and held by the consumer
   std::int64_t consumed_;
   std::optional<Sampler> order_;
   std::int64_t order_epoch_ = 0;
-  std::vector<SampleSource::Row> rows_;  // of the batch being filled
-  std::vector<std::int64_t> places_;     // the positions of its samples
-  // Shared; guarded by mutex_.
-  std::mutex mutex_;
-  std::condition_variable taken_;  // a batch was taken, or stop_ was set
-  std::deque<Batch> queue_;
-  std::exception_ptr error_;
+  std::int64_t announced_ = 0;  // position up to which rows were announced
+  int batches_to_announce_ = 0;
+  std::vector<std::int64_t> places_;  // the positions of a batch's samples
+  std::condition_variable taken_;     // a batch was taken, or stop_ was set
+  std::deque<std::shared_ptr<Filling>> queue_;
   bool stop_ = false;
-  std::thread thread_;
 };
 
 TrainLoader::TrainLoader(std::unique_ptr<SampleSource> source, const LoaderOptions& options,
@@ -187,9 +328,9 @@ TrainLoader::TrainLoader(std::unique_ptr<SampleSource> source, const LoaderOptio
   Impl::start(impl_);
 }
 TrainLoader::~TrainLoader() { impl_->stop(); }
-Batch TrainLoader::next() { return *impl_->next({}); }
+Batch TrainLoader::next() { return *Impl::next(impl_, {}); }
 std::optional<Batch> TrainLoader::next(const std::function<bool()>& gives_up) {
-  return impl_->next(gives_up);
+  return Impl::next(impl_, gives_up);
 }
 
 }  // namespace birkhoff

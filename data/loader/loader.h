@@ -1,6 +1,7 @@
-// Batches for one rank, prepared by a background thread. The order of samples is a keyed
+// Batches for one rank, prepared by background threads. The order of samples is a keyed
 // permutation computed on the fly from (seed, epoch): start-up needs no index, and the position in
-// the data is one number, `consumed`.
+// the data is one number, `consumed`. If reading takes long, a thread announces the rows of the
+// next batches to the system, which reads them in the background and at the same time.
 #pragma once
 
 #include <cstdint>
@@ -19,26 +20,30 @@ struct LoaderOptions {
   std::int64_t shards = 0;  // virtual shards of a global batch; 0 = none
   int rank = 0, size = 1;   // in the data group: this rank gets rank_share() of each global batch
   int prefetch = 4;         // batches prepared ahead
+  // Threads that read. One starts; while training waits for data, their number doubles, up to this
+  // one. They share the rows of a batch.
+  int max_readers = 1;
 };
 
 class TrainLoader {
  public:
-  // Starts the thread at sample position `consumed`, counted over all epochs (a batch may span two
+  // Starts a thread at sample position `consumed`, counted over all epochs (a batch may span two
   // epochs).
   TrainLoader(std::unique_ptr<SampleSource> source, const LoaderOptions& options,
               std::int64_t consumed);
   ~TrainLoader();
   // Returns this rank's part of the next global batch (it may be empty if there are more ranks than
   // samples). Its memory is reused once no copy or view of its tensors is left. Rethrows errors of
-  // the thread.
+  // the threads; batches before the error are returned first.
   Batch next();
-  // The same, but returns nullopt if `gives_up` returns true while it waits for the thread. After
-  // that the destructor does not wait for the thread, which ends once its read returns.
+  // The same, but returns nullopt if `gives_up` returns true while it waits for the threads. After
+  // that, and after an error, the destructor does not wait for them; they end once their reads
+  // return.
   std::optional<Batch> next(const std::function<bool()>& gives_up);
 
  private:
   class Impl;
-  std::shared_ptr<Impl> impl_;  // the thread has one, too
+  std::shared_ptr<Impl> impl_;  // the threads have one, too
 };
 
 }  // namespace birkhoff

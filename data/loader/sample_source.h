@@ -23,9 +23,12 @@ class SampleSource {
   virtual std::int64_t num_samples() const = 0;
   // Allocates a batch; fill() sets its values.
   virtual Batch make_batch(std::int64_t rows) const = 0;
-  // Fills each row of the batch with its sample, and sets sample_ids_B. Only one thread may call it
-  // at a time. Error(kData) if the corpus is damaged.
+  // Fills each row of the batch with its sample, and sets sample_ids_B. Several threads may call it
+  // at once, for different rows. Error(kData) if the corpus is damaged.
   virtual void fill(Batch& batch, const std::vector<Row>& rows) = 0;
+  // Asks the system to read in the background what a later fill() of these rows will read.
+  // Several threads may call it at once.
+  virtual void will_fill(const std::vector<Row>& /*rows*/) {}
 };
 
 // Samples [begin, end) of the first epoch as a batch; sample_ids are their indices.

@@ -55,6 +55,13 @@ class TokenWindows : public SampleSource {
     return batch;
   }
 
+  void will_fill(const std::vector<Row>& rows) override {
+    for (const Row& row : rows) {
+      const std::int64_t first = first_token(row);
+      reader_.will_read(first, std::min(length_ + 1, reader_.elements() - first));
+    }
+  }
+
   // Pads rows after the end of the stream. The mask is 0 where there is no target.
   void fill(Batch& batch, const std::vector<Row>& rows) override {
     require(static_cast<std::int64_t>(rows.size()) == batch.size(), "one Row per row of the batch");
@@ -86,14 +93,11 @@ class TokenWindows : public SampleSource {
   }
 
  private:
-  std::int64_t first_token(const Row& row) {
-    if (shifts_ && row.epoch != shift_epoch_) {
-      shift_ = epoch_shift(seed_, row.epoch, length_);
-      shift_epoch_ = row.epoch;
-    }
+  std::int64_t first_token(const Row& row) const {
+    const std::int64_t shift = shifts_ ? epoch_shift(seed_, row.epoch, length_) : 0;
     // If the shifted last window would pass the end of the stream, it starts earlier and shares
     // tokens with its neighbor.
-    return std::min(row.sample * length_ + shift_, last_first_);
+    return std::min(row.sample * length_ + shift, last_first_);
   }
 
   void fill_documents(std::int64_t first, std::int64_t count, std::uint8_t* mask,
@@ -119,7 +123,6 @@ class TokenWindows : public SampleSource {
   std::int64_t length_, num_samples_ = 0, last_first_ = 0;
   bool shifts_;
   std::uint64_t seed_;
-  std::int64_t shift_ = 0, shift_epoch_ = 0;  // the first epoch is not shifted
 };
 
 }  // namespace

@@ -25,8 +25,8 @@ bool is_plain_integer(std::string_view text) {
 
 }  // namespace
 
-Classes::Classes(std::vector<std::string> names)
-    : known_(!names.empty()), names_(std::move(names)) {
+Classes::Classes(std::vector<std::string> names, const char* item, const char* doubt)
+    : known_(!names.empty()), item_(item), doubt_(doubt), names_(std::move(names)) {
   for (const std::string& name : names_)
     values_.emplace(name, static_cast<std::int64_t>(values_.size()));
 }
@@ -42,16 +42,13 @@ void Classes::add(const Document& row) {
   }
   values_.emplace(row.label, 0);
   if (values_.size() > kMaxClasses) {
-    fail(ExitCode::kData,
-         "{}: {} is different label number {} (at most {}); is that the label column?",
-         row.shown_path, quoted(std::string(row.label)), values_.size(), kMaxClasses);
+    fail(ExitCode::kData, "{}: {} is different label number {} (at most {}); {}", row.shown_path,
+         quoted(std::string(row.label)), values_.size(), kMaxClasses, doubt_);
   }
   bytes_ += static_cast<std::int64_t>(row.label.size());
   if (bytes_ > kMaxLabelBytes) {
-    fail(
-        ExitCode::kData,
-        "{}: up to here, {} different labels have {} bytes (at most {}); is that the label column?",
-        row.shown_path, values_.size(), bytes_, kMaxLabelBytes);
+    fail(ExitCode::kData, "{}: up to here, {} different labels have {} bytes (at most {}); {}",
+         row.shown_path, values_.size(), bytes_, kMaxLabelBytes, doubt_);
   }
 }
 
@@ -59,9 +56,8 @@ void Classes::finish(const std::string& path) {
   if (known_) return;
   for (const auto& entry : values_) names_.push_back(entry.first);
   if (names_.size() < 2) {
-    fail(ExitCode::kData,
-         "{}: every row has the label {}; there must be at least two: is that the label column?",
-         path, birkhoff::quoted(names_.front()));
+    fail(ExitCode::kData, "{}: every {} has the label {}; there must be at least two: {}", path,
+         item_, birkhoff::quoted(names_.front()), doubt_);
   }
   if (std::all_of(names_.begin(), names_.end(), is_plain_integer)) {
     std::sort(names_.begin(), names_.end(), [](const std::string& a, const std::string& b) {

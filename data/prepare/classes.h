@@ -15,7 +15,9 @@ class Classes {
  public:
   // names: of the values 0, 1, ... if they are known beforehand. If empty, they are the labels that
   // add() sees, sorted: by number if all are integers, else by bytes.
-  explicit Classes(std::vector<std::string> names);
+  // item, doubt: the noun for what has a label, and advice if there are too many or too few.
+  explicit Classes(std::vector<std::string> names, const char* item = "row",
+                   const char* doubt = "is that the label column?");
 
   // Takes the label of a row into account. Error(kData) if it is none of the known ones, or one too
   // many.
@@ -30,6 +32,7 @@ class Classes {
 
  private:
   const bool known_;
+  const char *item_, *doubt_;
   std::vector<std::string> names_;
   std::map<std::string, std::int64_t, std::less<>> values_;
   std::int64_t bytes_ = 0;  // of all labels

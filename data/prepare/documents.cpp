@@ -34,8 +34,8 @@ std::string modification_time(const struct stat& info) {
 class Walk {
  public:
   Walk(const std::vector<InputPath>& paths, const std::string& except,
-       const std::function<void(const Document&)>& visit)
-      : visit_(visit) {
+       const std::function<void(const Document&)>& visit, EmptyFiles empty)
+      : visit_(visit), empty_(empty) {
     has_except_ = find_status(except, /*follow_links=*/true, &except_);
     scan_.input_bytes.resize(paths.size() > kMaxInputs ? 1 : paths.size());
     for (const InputPath& input : paths) note_given(input);
@@ -129,7 +129,7 @@ class Walk {
     // Lengths come first, so that no two lists of names yield the same text.
     const std::string entry = fmt::format("{}:{} {} {}\n", name.size(), name, bytes, stamp);
     hasher_.update(entry.data(), entry.size());
-    if (bytes == 0) {
+    if (bytes == 0 && empty_ == EmptyFiles::kSkip) {
       ++scan_.empty_files;
       return;
     }
@@ -141,6 +141,7 @@ class Walk {
   }
 
   const std::function<void(const Document&)>& visit_;
+  const EmptyFiles empty_;
   std::map<FileId, std::string> given_;  // given paths by the file they name
   struct stat except_;
   bool has_except_;
@@ -163,30 +164,87 @@ std::size_t cut_of(std::string_view text) {
 }  // namespace
 
 InputScan for_each_document(const std::vector<InputPath>& paths, const std::string& except,
-                            const std::function<void(const Document&)>& visit) {
-  return Walk(paths, except, visit).scan();
+                            const std::function<void(const Document&)>& visit, EmptyFiles empty) {
+  return Walk(paths, except, visit, empty).scan();
 }
 
-void for_each_chunk(const Document& document, std::int64_t begin, std::int64_t end,
+bool DocumentCounts::add(const Document& document) {
+  if (document.bytes == 0) {
+    ++counted_.empty_texts;
+    return false;
+  }
+  ++counted_.documents;
+  ++counted_.documents_of[document.split];
+  counted_.bytes += document.bytes;
+  const auto input = static_cast<std::size_t>(document.input);
+  if (input >= counted_.input_bytes.size()) counted_.input_bytes.resize(input + 1);
+  counted_.input_bytes[input] += document.bytes;
+  return true;
+}
+
+InputScan DocumentCounts::scan(InputScan files) const {
+  files.documents = counted_.documents;
+  files.bytes = counted_.bytes;
+  files.documents_of = counted_.documents_of;
+  files.empty_texts = counted_.empty_texts;
+  const std::size_t num_inputs = files.input_bytes.size();
+  files.input_bytes = counted_.input_bytes;
+  files.input_bytes.resize(num_inputs);
+  return files;
+}
+
+void DocumentReader::read(char* out, std::size_t num_bytes, std::int64_t offset) {
+  if (document_.text) {
+    document_.text->copy(out, num_bytes, static_cast<std::size_t>(offset));
+    return;
+  }
+  if (!document_.packed) {
+    if (!file_) file_ = File::open_for_read(document_.path, ExitCode::kData);
+    return file_->pread_exact(out, num_bytes, offset);
+  }
+  if (!unpacked_ || offset < at_) {
+    unpacked_.emplace(File::open_for_read(document_.path, ExitCode::kData), document_.shown_path);
+    at_ = 0;
+  }
+  const std::int64_t end = offset + static_cast<std::int64_t>(num_bytes);
+  std::vector<char> skipped(
+      static_cast<std::size_t>(std::min<std::int64_t>(offset - at_, 1 << 20)));
+  while (at_ < end) {
+    const bool before = at_ < offset;
+    const std::size_t got =
+        before ? unpacked_->read_some(skipped.data(), static_cast<std::size_t>(std::min(
+                                                          offset - at_, std::ssize(skipped))))
+               : unpacked_->read_some(out + (at_ - offset), static_cast<std::size_t>(end - at_));
+    if (got == 0) {
+      fail(ExitCode::kData, "{}: became shorter while it was read; start the command again",
+           document_.shown_path);
+    }
+    at_ += static_cast<std::int64_t>(got);
+  }
+}
+
+void for_each_chunk(DocumentReader& reader, std::int64_t begin, std::int64_t end,
                     std::int64_t chunk_bytes,
                     const std::function<void(std::string_view, std::int64_t)>& visit) {
-  std::optional<File> file;
-  if (!document.text) file = File::open_for_read(document.path, ExitCode::kData);
-  std::vector<char> buffer;
+  const Document& document = reader.document();
+  std::string buffer;  // begins with what the last cut left
   for (std::int64_t offset = begin; offset < end;) {
     const std::int64_t rest = end - offset;
     const auto bytes = static_cast<std::size_t>(std::min(rest, chunk_bytes));
     std::string_view text;
-    if (file) {
-      buffer.resize(bytes);
-      file->pread_exact(buffer.data(), bytes, offset);
-      text = {buffer.data(), bytes};
-    } else {
+    if (document.text) {
       text = document.text->substr(static_cast<std::size_t>(offset), bytes);
+    } else {
+      const std::size_t had = buffer.size();
+      buffer.resize(bytes);
+      reader.read(buffer.data() + had, bytes - had, offset + static_cast<std::int64_t>(had));
+      text = buffer;
     }
     if (rest > chunk_bytes) text = text.substr(0, cut_of(text));
     visit(text, offset);
-    offset += static_cast<std::int64_t>(text.size());
+    const std::size_t used = text.size();
+    buffer.erase(0, used);
+    offset += static_cast<std::int64_t>(used);
   }
 }
 

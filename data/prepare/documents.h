@@ -9,12 +9,14 @@
 #include <string_view>
 #include <vector>
 
+#include "cluster/base/files/file.h"
+#include "data/text/packed_text.h"
+#include "data/text/text_file.h"
+
 namespace birkhoff {
 
 enum SplitIndex { kTrain = 0, kValid = 1, kTest = 2 };
 inline constexpr const char* kSplitNames[] = {"train", "valid", "test"};
-
-inline constexpr char kStandardInput[] = "standard input";  // the name of "-" in messages
 
 struct InputPath {
   std::string path;           // file or folder, as given; "-": standard input
@@ -32,10 +34,13 @@ struct Document {
   std::int64_t bytes = 0;
   SplitIndex split = kTrain;  // of its InputPath
   std::int64_t input = 0;     // index in InputScan::input_bytes
-  // Of a row of a table (data/prepare/table.h), valid during the visit. The text of any other
-  // document is its file.
+  bool is_whole = false;      // goes to one split, however large it is
+  // Of a document among many in a file (data/prepare/text_source.h, data/prepare/table.h), valid
+  // during the visit. The text of any other document is its file.
   std::optional<std::string_view> text = {};
-  std::string_view label = {};
+  std::string_view label = {};  // of a row of a table
+  // The file is compressed: the document is what it holds, and so are `bytes`.
+  bool packed = false;
 };
 
 // The result of a walk over the input. Memory does not depend on the number of files, except for
@@ -47,21 +52,55 @@ struct InputScan {
   // files of a folder.
   std::vector<std::int64_t> input_bytes;
   std::int64_t empty_files = 0;  // skipped
+  std::int64_t empty_texts = 0;  // skipped; among many in a file
   std::int64_t not_regular = 0;  // skipped
   std::string hash;              // XXH3-128 over names, sizes and modification times
 };
 inline constexpr std::size_t kMaxInputs = 100;
 
-// Visits the non-empty regular files in order: paths as given, folders depth first with their names
-// sorted by bytes. Does not follow links in folders, and skips the folder `except`. Error(kUsage)
-// names a path that is missing or given twice (also if it is a file in a given folder), or a folder
-// that is a corpus.
+enum class EmptyFiles { kSkip, kVisit };
+
+// Counts the documents that files hold.
+class DocumentCounts {
+ public:
+  // Returns false if the document is empty.
+  bool add(const Document& document);
+  // The scan of the documents, in place of the scan of their files.
+  InputScan scan(InputScan files) const;
+
+ private:
+  InputScan counted_;
+};
+
+// Visits the regular files in order, by default without empty ones: paths as given, folders depth
+// first with their names sorted by bytes. Does not follow links in folders, and skips the folder
+// `except`. Error(kUsage) names a path that is missing or given twice (also if it is a file in a
+// given folder), or a folder that is a corpus.
 InputScan for_each_document(const std::vector<InputPath>& paths, const std::string& except,
-                            const std::function<void(const Document&)>& visit);
+                            const std::function<void(const Document&)>& visit,
+                            EmptyFiles empty = EmptyFiles::kSkip);
+
+// Reads the bytes of a document. A compressed one is read from its beginning on: ascending offsets
+// are fast.
+class DocumentReader {
+ public:
+  // `document` must outlive it.
+  explicit DocumentReader(const Document& document) : document_(document) {}
+
+  const Document& document() const { return document_; }
+  // Error(kData) if the file cannot be read or is shorter than it was.
+  void read(char* out, std::size_t num_bytes, std::int64_t offset);
+
+ private:
+  const Document& document_;
+  std::optional<File> file_;
+  std::optional<TextFile> unpacked_;
+  std::int64_t at_ = 0;  // the next byte of unpacked_
+};
 
 // Reads bytes [begin, end) of a document in parts of at most chunk_bytes, cut after a newline, else
 // before a space, else between characters. Error(kData) if the file cannot be read.
-void for_each_chunk(const Document& document, std::int64_t begin, std::int64_t end,
+void for_each_chunk(DocumentReader& reader, std::int64_t begin, std::int64_t end,
                     std::int64_t chunk_bytes,
                     const std::function<void(std::string_view text, std::int64_t offset)>& visit);
 

@@ -16,11 +16,12 @@ namespace {
 // lock against a second prepare.
 constexpr char kUnfinishedName[] = ".unfinished";
 constexpr char kSpoolPrefix[] = ".input-";
+constexpr char kNotePrefix[] = ".finished-";  // of a shard (data/images/image_shards.h)
 // Every name that prepare uses in the folder, including the names of temporary files.
-constexpr char kOurNames[] =
-    R"((train|valid|test)-(tokens|label|unknown)-\d{5,}\.h5(\.tmp)?)"
-    R"(|(tokenizer\.(chars|words|whitespace|model)|manifest\.json)(\.tmp-.+-\d+-[0-9a-f]{8})?)"
-    R"(|\.input-\d+|\.unfinished)";
+constexpr char kOurNames[] = R"((train|valid|test)-(tokens|label|unknown|image)-\d{5,}\.h5(\.tmp)?)"
+                             R"(|(tokenizer\.(chars|words|whitespace|model)|manifest\.json)"
+                             R"(|\.finished-(train|valid|test)-\d{5,})(\.tmp-.+-\d+-[0-9a-f]{8})?)"
+                             R"(|\.input-\d+|\.unfinished)";
 
 bool same_file(const std::string& a, const std::string& b) {
   struct stat info_a, info_b;
@@ -42,7 +43,7 @@ OutFolder::OutFolder(std::string path) : path_(std::move(path)) {
 void OutFolder::require_outside(const std::string& input) const {
   if (input == "-") return;
   if (same_file(input, path_) || same_file(parent_path(input), path_)) {
-    fail(ExitCode::kUsage, "{}: lies in --out {}; name another folder, or move the text out", input,
+    fail(ExitCode::kUsage, "{}: lies in --out {}; name another folder, or move it out", input,
          path_);
   }
 }
@@ -62,7 +63,6 @@ void OutFolder::begin() {
   }
   sync_directory(path_);       // the mark must survive a crash if any other name does
   finished_ = has_manifest();  // another command may have finished before it released the lock
-  if (!finished_) remove_leftovers();
 }
 
 void OutFolder::spool(std::vector<InputPath>& inputs, ProgressReports& progress) {
@@ -79,7 +79,8 @@ void OutFolder::spool(std::vector<InputPath>& inputs, ProgressReports& progress)
 void OutFolder::end() {
   if (!lock_) return;
   for (const std::string& name : list_directory(path_)) {
-    if (is_ours(name) && name.starts_with(kSpoolPrefix)) remove_file(file(name));
+    const bool is_temporary = name.starts_with(kSpoolPrefix) || name.starts_with(kNotePrefix);
+    if (is_ours(name) && is_temporary) remove_file(file(name));
   }
   sync_directory(path_);  // the mark goes last: without it, a later command ignores the rest
   if (path_exists(file(kUnfinishedName))) remove_file(file(kUnfinishedName));
@@ -99,9 +100,10 @@ void OutFolder::require_only_leftovers() const {
   }
 }
 
-void OutFolder::remove_leftovers() const {
+void OutFolder::clear(const std::set<std::string>& keep) const {
+  if (finished_) return;
   for (const std::string& name : list_directory(path_)) {
-    if (is_ours(name) && name != kUnfinishedName) remove_file(file(name));
+    if (is_ours(name) && name != kUnfinishedName && !keep.contains(name)) remove_file(file(name));
   }
 }
 

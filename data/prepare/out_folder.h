@@ -3,6 +3,7 @@
 #pragma once
 
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -27,9 +28,12 @@ class OutFolder {
   // Error(kUsage).
   void require_outside(const std::string& input) const;
 
-  // Unless the folder is a finished corpus, takes the lock and removes the leftovers of an
-  // unfinished command.
+  // Unless the folder is a finished corpus, takes the lock. The leftovers of an unfinished command
+  // stay.
   void begin();
+  // Removes these leftovers, except the files with the names in `keep`. Does nothing in a finished
+  // corpus.
+  void clear(const std::set<std::string>& keep = {}) const;
 
   // Copies inputs that cannot be read twice (standard input, pipes) into the folder, or only hashes
   // them if the corpus is finished. Other inputs stay where they are. The copies have no names, so
@@ -42,7 +46,6 @@ class OutFolder {
  private:
   bool has_manifest() const;
   void require_only_leftovers() const;
-  void remove_leftovers() const;
   void spool_one(InputPath& input, std::size_t number, ProgressReports& progress);
 
   std::string path_;

@@ -11,16 +11,17 @@
 #include "cluster/base/files/checksum.h"
 #include "cluster/base/files/file.h"
 #include "cluster/base/text/plural.h"
-#include "data/corpus/corpus.h"
 #include "data/corpus/manifest.h"
 #include "data/corpus/record_writer.h"
 #include "data/corpus/shard_format.h"
 #include "data/corpus/shard_writer.h"
 #include "data/prepare/classes.h"
+#include "data/prepare/corpus_source.h"
 #include "data/prepare/documents.h"
 #include "data/prepare/out_folder.h"
 #include "data/prepare/prepare_options.h"
 #include "data/prepare/prepare_progress.h"
+#include "data/prepare/split_overlap.h"
 #include "data/prepare/split_rule.h"
 #include "data/prepare/table.h"
 #include "data/prepare/text_counts.h"
@@ -37,10 +38,16 @@ using configs::CorpusManifest;
 
 constexpr char kStream[] = "tokens", kLabelRecord[] = "label", kUnknownRecord[] = "unknown";
 
-// If a split has several documents, each of them ends in the end mark. A row always does, so that
-// its tokens do not depend on the number of rows.
+// Whether files hold several documents each.
+bool files_hold_many(const PrepareOptions& options) {
+  return options.table || options.format.holds_many();
+}
+
+// If a split has several documents, each of them ends in the end mark. One among many in a file
+// always does, so that its tokens do not depend on their number.
 bool has_end_marks(const PrepareOptions& options, const InputScan& scan) {
-  return options.table || *std::max_element(scan.documents_of.begin(), scan.documents_of.end()) > 1;
+  return files_hold_many(options) ||
+         *std::max_element(scan.documents_of.begin(), scan.documents_of.end()) > 1;
 }
 
 [[noreturn]] void fail_as_changed(const InputScan& before, const InputScan& now) {
@@ -50,12 +57,12 @@ bool has_end_marks(const PrepareOptions& options, const InputScan& scan) {
        counted(now.documents, "document"), counted(now.bytes, "byte"));
 }
 
-// Visits the files, or the rows if they are tables.
+// Visits the documents in the files.
 InputScan for_each_input(const PrepareOptions& options, const std::vector<InputPath>& inputs,
                          const OutFolder& folder,
                          const std::function<void(const Document&)>& visit) {
   if (options.table) return for_each_row(inputs, folder.path(), *options.table, visit);
-  return for_each_document(inputs, folder.path(), visit);
+  return for_each_text(inputs, folder.path(), options.format, visit);
 }
 
 // XXH3-128 over names and text of the input, whatever the times of its files.
@@ -117,9 +124,10 @@ class Preparation {
     TextHash text_hash;
     const InputScan now = for_each_input(options_, inputs_, folder_, [&](const Document& document) {
       text_hash.begin(document);
+      DocumentReader reader(document);
       for (const DocumentPiece& piece : rule_.pieces(document)) {
         std::int64_t piece_bytes = 0;
-        for_each_chunk(document, piece.begin, piece.end, options_.chunk_bytes,
+        for_each_chunk(reader, piece.begin, piece.end, options_.chunk_bytes,
                        [&](std::string_view part, std::int64_t offset) {
                          text_hash.add(part);
                          const std::string_view text = checker.check(document, part, offset);
@@ -134,11 +142,10 @@ class Preparation {
     if (now.hash != scan_.hash) fail_as_changed(scan_, now);
     for (const SplitIndex split : {kTrain, kValid, kTest}) {
       if (bytes[split] > 0 || !rule_.has(split)) continue;
-      fail(ExitCode::kUsage,
-           "{}: the {} split gets nothing of {} of text in {} (--valid {} --test {}); give more "
-           "text or other fractions",
-           inputs_.front().path, kSplitNames[split], counted(scan_.bytes, "byte"),
-           counted(scan_.documents, "document"), options_.valid_fraction, options_.test_fraction);
+      fail_as_empty(split, inputs_.front().path,
+                    fmt::format("{} of text in {}", counted(scan_.bytes, "byte"),
+                                counted(scan_.documents, "document")),
+                    options_);
     }
     progress_.end(true);
     notes_ = checker.notes();
@@ -224,6 +231,7 @@ class Preparation {
                                      record(kUnknownRecord, CorpusManifest::u8),
                                      options_.shard_tokens);
     }
+    SplitOverlap overlap;
     std::string lost;  // of the first part that the tokens do not give back
     const auto visit = [&](const Document& document, const DocumentPiece& piece,
                            std::string_view text, std::int64_t offset) {
@@ -231,6 +239,7 @@ class Preparation {
       std::string unknown;
       const auto ids = encoded(*tokenizer, document, text, offset, unknown);
       output.counter.add(text);
+      overlap.add(text);
       const auto back = output.counter.add_tokens(*tokenizer, text, ids, unknown);
       if (back && lost.empty()) {
         lost = fmt::format("in {} of {}, {}", counted(text.size(), "byte"), document.shown_path,
@@ -252,11 +261,13 @@ class Preparation {
         output.writer->append({static_cast<std::int32_t>(entry.end_of_document())});
       output.writer->end_document();
       output.counter.end_document();
+      overlap.end_document(piece.split, document);
       if (!output.labels) return;
       const auto label = static_cast<std::uint16_t>(classes_.value_of(document));
       output.labels->append(&label, 1);
     };
     pass("encode", entry.kind(), visit, end);
+    for (const std::string& note : overlap.notes()) notes_.push_back(note);
     for (const SplitIndex split : {kTrain, kValid, kTest}) {
       if (!rule_.has(split)) continue;
       auto& written = *manifest_.add_split();
@@ -301,8 +312,7 @@ class Preparation {
   CorpusManifest manifest_;
 };
 
-// The source of a corpus: the same source yields the same corpus. Paths are part of the hash of the
-// input.
+// Paths are part of the hash of the input.
 CorpusManifest::Source source_of(const PrepareOptions& options, TokenizerKind kind,
                                  const std::optional<KnownTokenizer>& known,
                                  const InputScan& scan) {
@@ -316,13 +326,9 @@ CorpusManifest::Source source_of(const PrepareOptions& options, TokenizerKind ki
     tokenizer += fmt::format(" of {}", counted(known->vocabulary, "id"));
     if (known->end_of_document) tokenizer += fmt::format(", end {}", *known->end_of_document);
   }
-  const auto share = [](const std::vector<std::string>& paths, double fraction) {
-    return paths.empty() ? fmt::format("{}", fraction) : std::string("given");
-  };
-  std::string text = fmt::format(
-      "tokenizer {}, vocab size {}, valid {}, test {}, shard tokens {}, chunk bytes {}", tokenizer,
-      options.vocab_size, share(options.valid_paths, options.valid_fraction),
-      share(options.test_paths, options.test_fraction), options.shard_tokens, options.chunk_bytes);
+  std::string text = fmt::format("tokenizer {}, vocab size {}, {}, shard tokens {}, chunk bytes {}",
+                                 tokenizer, options.vocab_size, shares_text(options),
+                                 options.shard_tokens, options.chunk_bytes);
   if (kind == TokenizerKind::kSentencePiece)
     text += fmt::format(", sample bytes {}", options.sample_bytes);
   if (options.table) {
@@ -332,6 +338,7 @@ CorpusManifest::Source source_of(const PrepareOptions& options, TokenizerKind ki
                     options.table->label, options.table->header ? ", header" : "",
                     classes.empty() ? "" : ", classes " + xxh3_hex(classes.data(), classes.size()));
   }
+  if (options.format.holds_many()) text += ", " + describe(options.format);
   // Earlier versions, which knew no tables, held out a fraction of the documents, not of their
   // bytes.
   const bool holds_out = options.valid_fraction > 0 || options.test_fraction > 0;
@@ -354,7 +361,8 @@ bool has_same_text(const PrepareOptions& options, const std::vector<InputPath>& 
   TextHash hash;
   for_each_input(options, inputs, folder, [&](const Document& document) {
     hash.begin(document);
-    for_each_chunk(document, 0, document.bytes, options.chunk_bytes,
+    DocumentReader reader(document);
+    for_each_chunk(reader, 0, document.bytes, options.chunk_bytes,
                    [&](std::string_view part, std::int64_t) {
                      hash.add(part);
                      progress.add(static_cast<std::int64_t>(part.size()));
@@ -364,66 +372,20 @@ bool has_same_text(const PrepareOptions& options, const std::vector<InputPath>& 
   return hash.hex() == there.text_hash();
 }
 
-// Error(kUsage) if the folder holds a corpus made from another source, and `same_text` says whether
-// that source has the same text.
-void require_same(const OutFolder& folder, const CorpusManifest::Source& source,
-                  const std::function<bool(const CorpusManifest::Source&)>& same_text) {
-  const Corpus corpus(folder.path());
-  const auto& there = corpus.manifest().source();
-  if (there.options() != source.options()) {
-    fail(ExitCode::kUsage,
-         "--out {}: holds a corpus made with other options ({}); name another folder or delete "
-         "this one",
-         folder.path(), there.options());
-  }
-  if (there.input_hash() == source.input_hash() || same_text(there)) return;
-  fail(ExitCode::kUsage,
-       "--out {}: holds a corpus made from other text{}; name another folder or "
-       "delete this one",
-       folder.path(),
-       there.has_text_hash() ? ""
-                             : ", or its files were touched since (an earlier version made the "
-                               "corpus, which recorded their times and not their text)");
-}
-
-std::vector<InputPath> inputs_of(const PrepareOptions& options) {
-  std::vector<InputPath> inputs;
-  const auto add = [&](const std::vector<std::string>& paths, SplitIndex split) {
-    for (const std::string& path : paths) inputs.push_back({path, split});
-  };
-  add(options.paths, kTrain);
-  add(options.valid_paths, kValid);
-  add(options.test_paths, kTest);
-  return inputs;
-}
-
-// Requires text for train, and for each split that has its own paths.
-void require_documents(const InputScan& scan, const PrepareOptions& options) {
-  const auto require_some = [&](SplitIndex split, const std::vector<std::string>& paths) {
-    if (paths.empty() || scan.documents_of[split] > 0) return;
-    fail(ExitCode::kUsage,
-         "no text in the input of the {} split, from {} on ({}, {} that are not regular files); "
-         "give other paths",
-         kSplitNames[split], paths.front(), counted(scan.empty_files, "empty file"),
-         scan.not_regular);
-  };
-  require_some(kTrain, options.paths);
-  require_some(kValid, options.valid_paths);
-  require_some(kTest, options.test_paths);
-}
-
-// Reads all rows once, to count them and find their classes. files: the scan of the same files.
-InputScan scan_rows(const PrepareOptions& options, const std::vector<InputPath>& inputs,
-                    const OutFolder& folder, const InputScan& files, Classes& classes,
-                    ProgressReports& progress) {
-  progress.begin("read tables", 0);  // files hold more than texts
-  const InputScan rows = for_each_input(options, inputs, folder, [&](const Document& row) {
-    classes.add(row);
-    progress.add(row.bytes);
+// Reads all documents once, to count them and find their classes. files: the scan of the same
+// files.
+InputScan scan_documents(const PrepareOptions& options, const std::vector<InputPath>& inputs,
+                         const OutFolder& folder, const InputScan& files, Classes& classes,
+                         ProgressReports& progress) {
+  const bool shows = files_hold_many(options);     // else it only looks at files, unless compressed
+  if (shows) progress.begin("read documents", 0);  // files hold more than texts
+  const InputScan scan = for_each_input(options, inputs, folder, [&](const Document& document) {
+    if (options.table) classes.add(document);
+    if (shows) progress.add(document.bytes);
   });
-  progress.end(true);
-  if (rows.hash != files.hash) fail_as_changed(files, rows);
-  return rows;
+  if (shows) progress.end(true);
+  if (scan.hash != files.hash) fail_as_changed(files, scan);
+  return scan;
 }
 
 }  // namespace
@@ -440,35 +402,39 @@ PrepareResult prepare_corpus(const PrepareOptions& given,
   if (kind == TokenizerKind::kBytes) known = KnownTokenizer{.kind = "bytes", .vocabulary = 256};
   if (kind == TokenizerKind::kFile) known = read_tokenizer(options.tokenizer);
   if (kind == TokenizerKind::kLike) known = read_tokenizer(*options.like);
-  if (options.table && kind == TokenizerKind::kLike && !known->end_of_document) {
+  if (files_hold_many(options) && kind == TokenizerKind::kLike && !known->end_of_document) {
     fail(ExitCode::kUsage,
          "--like: its tokenizer has no end mark, because it was made for a single document, and "
-         "rows of a table need one; use --tokenizer instead");
+         "{} need one; use --tokenizer instead",
+         options.table ? "rows of a table" : "documents in one file");
   }
-  ProgressReports progress(callback, (known ? 1 : 2) + (options.table ? 1 : 0));
+  ProgressReports progress(callback, (known ? 1 : 2) + (files_hold_many(options) ? 1 : 0));
   folder.begin();
+  folder.clear();
   folder.spool(inputs, progress);
   InputScan scan = for_each_document(inputs, folder.path(), [](const Document&) {});
-  require_documents(scan, options);
+  require_documents(scan, options, "text");
   PrepareResult result;
   result.empty_files = scan.empty_files;
   result.not_regular = scan.not_regular;
   const CorpusManifest::Source source = source_of(options, kind, known, scan);
   if (folder.finished()) {
-    require_same(folder, source, [&](const CorpusManifest::Source& there) {
+    require_same(folder, source, "text", [&](const CorpusManifest::Source& there) {
       return has_same_text(options, inputs, folder, there, scan.bytes, progress);
     });
     result.already_prepared = true;
   } else {
     Classes classes(options.class_names);
-    if (options.table) {
-      scan = scan_rows(options, inputs, folder, scan, classes, progress);
-      require_documents(scan, options);
-      classes.finish(inputs.front().path);
-    }
+    scan = scan_documents(options, inputs, folder, scan, classes, progress);
+    require_documents(scan, options, "text");
+    if (options.table) classes.finish(inputs.front().path);
     Preparation preparation(options, kind, folder, inputs, scan, classes, progress);
     CorpusManifest manifest = preparation.run(known);
     result.notes = preparation.notes();
+    if (scan.empty_texts > 0) {
+      result.notes.push_back(
+          fmt::format("skipped {} without text", counted(scan.empty_texts, "document")));
+    }
     *manifest.mutable_source() = source;
     manifest.mutable_source()->set_text_hash(preparation.text_hash());
     write_file_durably(folder.file(kCorpusManifestName), manifest_json(manifest));

@@ -1,6 +1,7 @@
-// The making of a corpus folder from text. A file is a document, or each row of a table is. Each
-// split gets its share of the bytes of every input: small documents go to a split whole, larger
-// ones are cut (data/prepare/split_rule.h). See docs/corpus_format.md.
+// The making of a corpus folder from text. A file is a document or holds many of them
+// (data/prepare/text_source.h), or each row of a table is one. Each split gets its share of the
+// bytes of every input: small documents go to a split whole, larger ones are cut
+// (data/prepare/split_rule.h). See docs/corpus_format.md.
 #pragma once
 
 #include <cstdint>
@@ -9,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "data/prepare/text_source.h"
 #include "data/tokenizers/known_tokenizer.h"
 
 namespace birkhoff {
@@ -37,11 +39,12 @@ struct PrepareOptions {
   // may not be `out`, lie directly in it, be corpora, or be given twice.
   std::vector<std::string> paths;
   std::vector<std::string> valid_paths, test_paths;  // all of their text goes to that split
+  TextFormat format;  // how documents lie in the files, if they are not tables
   // If set, the files are tables (data/prepare/table.h): each row is a document, and the record
   // `label` of each split holds the labels.
   std::optional<TableColumns> table;
-  // The classes of the labels 0, 1, ...; if empty, all labels of the tables, sorted. Only for
-  // tables.
+  // The classes of the labels 0, 1, ...; if empty, all labels of the input, sorted. Only for
+  // tables, and for images (data/prepare/images/prepare_images.h).
   std::vector<std::string> class_names;
 
   // Maximum number of tokens in a shard. One shard per split is kept in memory.
@@ -55,9 +58,11 @@ struct PrepareOptions {
 };
 
 struct PrepareProgress {
-  // "read standard input", "read tables", "build vocabulary", "train SentencePiece", "encode"
+  // "read standard input", "read documents", "build vocabulary", "train SentencePiece", "encode",
+  // "find images", "read images"
   std::string phase;
   std::int64_t done_bytes = 0, total_bytes = 0;  // of this phase; total 0 = unknown
+  double bytes_per_second = 0;                   // of this phase
   double elapsed_seconds = 0;                    // since the start of the command
   // Time until the end of the command, if the rest is read as fast as in this phase and training
   // takes no time; negative = unknown.
@@ -65,10 +70,11 @@ struct PrepareProgress {
 };
 
 struct PrepareResult {
-  bool already_prepared = false;   // the folder already held this corpus; nothing was done
-  std::int64_t empty_files = 0;    // skipped
-  std::int64_t not_regular = 0;    // links, devices and sockets in folders, skipped
-  std::vector<std::string> notes;  // lines about documents that are not plain text
+  bool already_prepared = false;  // the folder already held this corpus; nothing was done
+  std::int64_t empty_files = 0;   // skipped
+  std::int64_t not_regular = 0;   // links, devices and sockets in folders, skipped
+  // Lines about documents that are not plain text or are in two splits, or about images.
+  std::vector<std::string> notes;
 };
 
 // Makes the corpus. The manifest is written last: a folder without one is not a corpus, and the

@@ -54,7 +54,7 @@ TokenizerKind tokenizer_kind(const PrepareOptions& options) {
   return TokenizerKind::kFile;
 }
 
-PrepareOptions checked_options(PrepareOptions options, TokenizerKind kind) {
+PrepareOptions checked_paths(PrepareOptions options) {
   if (!options.valid_paths.empty()) options.valid_fraction = 0;
   if (!options.test_paths.empty()) options.test_fraction = 0;
   const auto is_fraction = [](double f) { return std::isfinite(f) && f >= 0 && f < 1; };
@@ -73,11 +73,28 @@ PrepareOptions checked_options(PrepareOptions options, TokenizerKind kind) {
     standard_inputs += std::count(paths->begin(), paths->end(), "-");
   if (standard_inputs > 1)
     fail(ExitCode::kUsage, "-: standard input is given twice; it can be read once");
+  return options;
+}
+
+PrepareOptions checked_options(PrepareOptions options, TokenizerKind kind) {
+  options = checked_paths(std::move(options));
   if (options.table) {
     TableColumns& table = *options.table;
     check_column("--text-column", table.text);
     check_column("--label-column", table.label);
     table.header |= !is_column_number(table.text) || !is_column_number(table.label);
+  }
+  if (options.format.holds_many()) {
+    const bool lines = options.format.kind == TextFormat::kJsonLines;
+    if (options.table) {
+      fail(ExitCode::kUsage,
+           "--text-column: the files are tables, whose rows are documents; leave out --jsonl, "
+           "--lines and --separator");
+    }
+    if (options.format.kind != TextFormat::kLines && options.format.name.empty()) {
+      fail(ExitCode::kUsage, "{}: must not be empty", lines ? "--jsonl" : "--separator");
+    }
+    if (lines) check_column("--jsonl", options.format.name);
   }
   constexpr std::int64_t kMaxIds = 1 << 20;
   const bool of_words = kind == TokenizerKind::kWords || kind == TokenizerKind::kWhiteSpace;

@@ -14,7 +14,12 @@ enum class TokenizerKind { kBytes, kChars, kWords, kWhiteSpace, kSentencePiece, 
 // file. Anything else: Error(kUsage).
 TokenizerKind tokenizer_kind(const PrepareOptions& options);
 
-// Checks the options; returns them with the defaults filled in. Invalid options: Error(kUsage).
+// Checks the output folder, the paths and the fractions; returns the options with fractions of 0
+// for splits that have their own paths. Error(kUsage).
+PrepareOptions checked_paths(PrepareOptions options);
+
+// Checks the options of text, too; returns them with the defaults filled in. Invalid options:
+// Error(kUsage).
 PrepareOptions checked_options(PrepareOptions options, TokenizerKind kind);
 
 }  // namespace birkhoff

@@ -25,6 +25,8 @@ class ProgressReports {
     now_.done_bytes += bytes;
     if (Clock::now() - last_ >= std::chrono::milliseconds(100)) report();
   }
+  // These bytes of the phase need not be read.
+  void skip(std::int64_t bytes) { now_.total_bytes -= bytes; }
   // pass: the phase was a pass over the input, as opposed to spooling.
   void end(bool pass) {
     report();
@@ -38,12 +40,14 @@ class ProgressReports {
     if (!callback_) return;
     last_ = Clock::now();
     now_.elapsed_seconds = std::chrono::duration<double>(last_ - start_).count();
+    const double seconds = std::chrono::duration<double>(last_ - phase_start_).count();
+    now_.bytes_per_second = seconds > 0 ? static_cast<double>(now_.done_bytes) / seconds : 0;
     now_.eta_seconds = -1;
     if (now_.total_bytes > 0 && now_.done_bytes > 0) {
       const double done =
           static_cast<double>(now_.done_bytes) / static_cast<double>(now_.total_bytes);
       const double left = std::max(0.0, num_passes_ - passes_done_ - done);
-      now_.eta_seconds = std::chrono::duration<double>(last_ - phase_start_).count() * left / done;
+      now_.eta_seconds = seconds * left / done;
     }
     callback_(now_);
   }

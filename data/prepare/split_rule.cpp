@@ -4,9 +4,7 @@
 #include <cmath>
 #include <string>
 
-#include "cluster/base/error.h"
 #include "cluster/base/files/checksum.h"
-#include "cluster/base/files/file.h"
 
 namespace birkhoff {
 namespace {
@@ -14,13 +12,13 @@ namespace {
 constexpr std::array<SplitIndex, 3> kSplits = {kTrain, kValid, kTest};
 
 // Moves the position to the beginning of a character, if one begins within three bytes.
-std::int64_t character_begin(const Document& document, std::int64_t position) {
-  if (position == 0 || position >= document.bytes) return position;
-  const File file = File::open_for_read(document.path, ExitCode::kData);
-  for (int steps = 0; steps < 3 && position < document.bytes; ++steps, ++position) {
-    unsigned char byte = 0;
-    file.pread_exact(&byte, 1, position);
-    if ((byte & 0xc0) != 0x80) break;
+std::int64_t character_begin(DocumentReader& reader, std::int64_t position) {
+  const std::int64_t size = reader.document().bytes;
+  if (position == 0 || position >= size) return position;
+  for (int steps = 0; steps < 3 && position < size; ++steps, ++position) {
+    char byte = 0;
+    reader.read(&byte, 1, position);
+    if ((static_cast<unsigned char>(byte) & 0xc0) != 0x80) break;
   }
   return position;
 }
@@ -62,7 +60,7 @@ std::int64_t SplitRule::due(SplitIndex last, std::int64_t seen) const {
 std::vector<DocumentPiece> SplitRule::pieces(const Document& document) {
   if (document.split != kTrain) return {{document.split, 0, document.bytes}};
   const bool is_small = static_cast<double>(document.bytes) <= small_bytes(document);
-  if (is_small || document.text) return {{draw(document), 0, document.bytes}};
+  if (is_small || document.is_whole) return {{draw(document), 0, document.bytes}};
   return cut(document);
 }
 
@@ -97,12 +95,13 @@ SplitIndex SplitRule::draw(const Document& document) {
 std::vector<DocumentPiece> SplitRule::cut(const Document& document) {
   cut_.seen += document.bytes;
   std::vector<DocumentPiece> pieces;
+  DocumentReader reader(document);
   std::int64_t begin = 0, given_before = 0;
   for (const SplitIndex split : kSplits) {
     given_before += cut_.given[split];
     if (fractions_[split] == 0) continue;
     const std::int64_t end = character_begin(
-        document, std::clamp(due(split, cut_.seen) - given_before, begin, document.bytes));
+        reader, std::clamp(due(split, cut_.seen) - given_before, begin, document.bytes));
     if (begin < end) pieces.push_back({split, begin, end});
     cut_.given[split] += end - begin;
     begin = end;

@@ -28,7 +28,7 @@ std::uint64_t document_key(std::string_view name);
 // time at the first character that begins there. The share of a split differs from the requested
 // one by at most 1/128 of the input, and its share of all larger documents by at most 3 bytes. A
 // row of a table is drawn however large it is, because half a text need not have the label of the
-// whole.
+// whole, and so is an image, which counts as one byte.
 class SplitRule {
  public:
   SplitRule(const InputScan& scan, double valid_fraction, double test_fraction);

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <optional>
 #include <string_view>
+#include <utility>
 
 #include "cluster/base/error.h"
 #include "cluster/base/files/file.h"
@@ -12,7 +13,7 @@
 #include "cluster/base/text/plural.h"
 #include "configs/loader/message_text.h"
 #include "data/corpus/manifest.h"
-#include "data/prepare/text_lines.h"
+#include "data/text/text_lines.h"
 
 namespace birkhoff {
 namespace {
@@ -85,14 +86,7 @@ class TableReader {
   }
 
   // The rows that were read, as for_each_row() returns them. files: the scan of the same files.
-  InputScan scan(InputScan files) {
-    files.documents = rows_.documents;
-    files.bytes = rows_.bytes;
-    files.documents_of = rows_.documents_of;
-    rows_.input_bytes.resize(files.input_bytes.size());
-    files.input_bytes = rows_.input_bytes;
-    return files;
-  }
+  InputScan scan(InputScan files) const { return rows_.scan(std::move(files)); }
 
  private:
   // The values of a row are in values_.
@@ -125,18 +119,13 @@ class TableReader {
     document.bytes = static_cast<std::int64_t>(text.size());
     document.text = text;
     document.label = label;
-    ++rows_.documents;
-    ++rows_.documents_of[file.split];
-    rows_.bytes += document.bytes;
-    const auto input = static_cast<std::size_t>(file.input);
-    if (input >= rows_.input_bytes.size()) rows_.input_bytes.resize(input + 1);
-    rows_.input_bytes[input] += document.bytes;
-    visit_(document);
+    document.is_whole = true;
+    if (rows_.add(document)) visit_(document);
   }
 
   const TableColumns& columns_;
   const std::function<void(const Document&)>& visit_;
-  InputScan rows_;
+  DocumentCounts rows_;
   // Of the current file.
   std::size_t num_columns_ = 0, text_ = 0, label_ = 0;
   std::vector<std::string_view> values_;  // of the current line

@@ -8,18 +8,12 @@
 #include <vector>
 
 #include "data/prepare/documents.h"
+#include "data/text/packed_text.h"
 
 namespace birkhoff {
 
-// The byte order mark that UTF-8 may begin with.
-inline constexpr std::string_view kUtf8Mark = "\xef\xbb\xbf";
-
-// Error(kData) if a file is compressed or UTF-16, judging by its first bytes. It names the command
-// that prints the text.
-void require_not_packed(const std::string& shown_path, std::string_view start);
-
-// Checks the text of every document on its way to the tokenizer. A row of a table is not a file: it
-// may begin with any bytes. Use one object for each pass.
+// Checks the text of every document on its way to the tokenizer. A document among many in a
+// file is not a file: it may begin with any bytes. Use one object for each pass.
 class TextChecker {
  public:
   // tokenizer: its name in messages. takes_bytes: it accepts any bytes, as the tokenizer `bytes`

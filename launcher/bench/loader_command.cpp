@@ -1,16 +1,13 @@
-// Rows: T = 1024, 64 per batch, one rank, page checksums checked beforehand. The floor is a loop
-// that calls pread at each row's offset and widens the tokens to int64 into the row's slot in a
-// batch's memory, in the same order and from the page cache, like the loader. Rounds of both
-// alternate.
+// The loader next to its floor: a loop of one thread, as the loader has one, that calls pread at
+// each sample's offset and puts the bytes into the sample's slot in the memory of a batch (ids as
+// int64), in the same order. It has as many batches as a loader, whose batches stay valid while the
+// next ones are read. Both read from the page cache, or with --cold both from the disk. Rounds of
+// both alternate.
 //
 // Start-up: sparse shards, which are hard links to one file; their manifest declares 10^12 tokens.
-#include <fcntl.h>
 #include <fmt/format.h>
-#include <unistd.h>
 
 #include <algorithm>
-#include <cerrno>
-#include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <functional>
@@ -23,12 +20,14 @@
 #include "cluster/base/error.h"
 #include "cluster/base/files/checksum.h"
 #include "cluster/base/files/file.h"
+#include "cluster/base/gpu/device.h"
 #include "data/corpus/manifest.h"
 #include "data/corpus/shard_format.h"
 #include "data/loader/loader.h"
 #include "data/loader/sampler.h"
 #include "data/loader/token_windows.h"
 #include "data/prepare/prepare.h"
+#include "launcher/bench/measured_samples.h"
 #include "launcher/bench/other_load.h"
 #include "launcher/commands.h"
 #include "launcher/measure/report.h"
@@ -40,8 +39,10 @@ namespace {
 namespace fs = std::filesystem;
 using configs::CorpusManifest;
 
-constexpr std::int64_t kLength = 1024, kBatch = 64;
-constexpr std::int64_t kRoundBatches = 2048;  // about a fifth of a second
+constexpr std::int64_t kBatch = 64;
+// A round from the page cache ends after as many bytes or batches, one from the disk after as many
+// samples.
+constexpr std::int64_t kRoundBytes = 256 << 20, kRoundBatches = 4096, kColdSamples = 20'000;
 constexpr std::int64_t kManyTokens = 1'000'000'000'000, kManyShards = 1000;
 constexpr std::uint64_t kSeed = 1;
 
@@ -60,67 +61,7 @@ Seconds timed(const std::function<void()>& work) {
   return {end.wall - start.wall, end.here - start.here, end.elsewhere - start.elsewhere};
 }
 
-const WindowOptions kWindows{.sequence_length = kLength};
 constexpr LoaderOptions kLoading{.global_batch = kBatch, .seed = kSeed};
-
-// Files and offsets of a stream, and nothing else: no checksum, no range check of ids, no batch.
-class PlainReader {
- public:
-  explicit PlainReader(const Corpus& corpus) {
-    const auto& stream = corpus.stream("train", "tokens");
-    width_ = shard_format::dtype_bytes(stream.dtype());
-    for (const auto& shard : stream.shard()) {
-      const std::string path = corpus.folder() / shard.file();
-      const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
-      if (fd < 0) fail(ExitCode::kStorage, "open of '{}': {}", path, std::strerror(errno));
-      shards_.push_back({fd, elements_, elements_ + shard.elements(), shard.values_offset()});
-      elements_ += shard.elements();
-    }
-    bytes_.resize(static_cast<std::size_t>(width_ * (kLength + 1)));
-  }
-  ~PlainReader() {
-    for (const Shard& shard : shards_) ::close(shard.fd);
-  }
-  PlainReader(const PlainReader&) = delete;
-  PlainReader& operator=(const PlainReader&) = delete;
-
-  // Reads the tokens [first, first + kLength] and widens them into out.
-  void read(std::int64_t first, std::int64_t* out) {
-    for (std::int64_t done = 0; done <= kLength;) {
-      while (first + done >= shards_[at_].end) ++at_;
-      while (first + done < shards_[at_].begin) --at_;
-      const Shard& shard = shards_[at_];
-      const std::int64_t count = std::min(kLength + 1 - done, shard.end - (first + done));
-      const ssize_t got = ::pread(shard.fd, bytes_.data(), static_cast<std::size_t>(count * width_),
-                                  shard.offset + (first + done - shard.begin) * width_);
-      if (got != count * width_) {
-        fail(ExitCode::kStorage, "pread of a shard returned {} of {} bytes: {}", got,
-             count * width_, got < 0 ? std::strerror(errno) : "the file has become shorter");
-      }
-      if (width_ == 1) {
-        const auto* ids = reinterpret_cast<const std::uint8_t*>(bytes_.data());
-        std::copy(ids, ids + count, out + done);
-      } else if (width_ == 2) {
-        const auto* ids = reinterpret_cast<const std::uint16_t*>(bytes_.data());
-        std::copy(ids, ids + count, out + done);
-      } else {
-        const auto* ids = reinterpret_cast<const std::int32_t*>(bytes_.data());
-        std::copy(ids, ids + count, out + done);
-      }
-      done += count;
-    }
-  }
-
- private:
-  struct Shard {
-    int fd;
-    std::int64_t begin, end, offset;
-  };
-  std::vector<Shard> shards_;
-  std::size_t at_ = 0;
-  std::int64_t width_ = 0, elements_ = 0;
-  std::vector<char> bytes_;
-};
 
 // Prepares a corpus of 64 MB of random bytes.
 fs::path prepare_corpus_in(const fs::path& folder) {
@@ -143,24 +84,46 @@ fs::path prepare_corpus_in(const fs::path& folder) {
   return options.out;
 }
 
-// The loader and the plain loop over the same positions, one after the other.
-class RowReaders {
+// The order in which a loader takes samples, over all epochs.
+class Order {
  public:
-  explicit RowReaders(const Corpus& corpus)
-      : per_epoch_(num_training_windows(corpus, kWindows)),
-        loader_(training_windows(corpus, kWindows), kLoading, 0),
-        plain_(corpus),
-        batch_(kBatch * (kLength + 1)) {}
+  explicit Order(std::int64_t per_epoch) : per_epoch_(per_epoch) {}
+  std::int64_t at(std::int64_t position) {
+    const std::int64_t epoch = position / per_epoch_;
+    if (!order_ || epoch != epoch_) order_.emplace(kSeed, epoch_ = epoch, per_epoch_);
+    return order_->at(position % per_epoch_);
+  }
 
-  // Compares every row of an epoch, token by token, which also checks the page checksums.
-  // Error(kInternal) names the first token that differs.
-  void check_epoch() {
-    for (; consumed_ <= per_epoch_; consumed_ += kBatch) {
-      const Batch batch = loader_.next();
+ private:
+  const std::int64_t per_epoch_;
+  std::optional<Sampler> order_;
+  std::int64_t epoch_ = 0;
+};
+
+// The loader and the plain loop over the same samples, one after the other.
+class Readers {
+ public:
+  explicit Readers(const MeasuredSamples& samples)
+      : samples_(samples),
+        order_(samples.num_samples),
+        plain_(samples),
+        batches_(static_cast<std::size_t>(kSlots * plain_.out_bytes())) {
+    restart();
+  }
+
+  // A new loader at the first sample, which checks every page again.
+  void restart() {
+    loader_.emplace(samples_.make_source(), kLoading, /*consumed=*/0);
+    consumed_ = 0;
+  }
+
+  // Compares the next samples with the files. Error(kInternal) names the first that differs.
+  void check(std::int64_t batches) {
+    for (std::int64_t i = 0; i < batches; ++i) {
+      const Batch batch = loader_->next();
       for (std::int64_t row = 0; row < kBatch; ++row) {
-        plain_.read(first_token(consumed_ + row), batch_.data());
-        check_row(batch.at(field::kInputs)[row], batch_.data(), consumed_ + row);
-        check_row(batch.at(field::kTargets)[row], batch_.data() + 1, consumed_ + row);
+        plain_.read(order_.at(consumed_++), batches_.data());
+        samples_.check_row(batch, row, batches_.data());
       }
     }
   }
@@ -168,84 +131,136 @@ class RowReaders {
   struct Round {
     Seconds plain, loader;
   };
-  Round measure(bool plain_first) {
-    std::vector<std::int64_t> firsts;
-    for (std::int64_t i = 0; i < kRoundBatches * kBatch; ++i) {
-      firsts.push_back(first_token(consumed_ + i));
-    }
-    consumed_ += kRoundBatches * kBatch;
+  // before: called before each of the two, outside the time.
+  Round measure(std::int64_t batches, bool plain_first, const std::function<void()>& before = {}) {
+    std::vector<std::int64_t> samples;
+    for (std::int64_t i = 0; i < batches * kBatch; ++i) samples.push_back(order_.at(consumed_ + i));
+    consumed_ += batches * kBatch;
+    Round round;
     const auto read_plainly = [&] {
-      std::int64_t row = 0;
-      for (const std::int64_t first : firsts) {
-        plain_.read(first, batch_.data() + row++ % kBatch * (kLength + 1));
-      }
+      if (before) before();
+      round.plain = timed([&] {
+        std::int64_t row = 0;
+        for (const std::int64_t sample : samples)
+          plain_.read(sample, batches_.data() + row++ % kSlots * plain_.out_bytes());
+      });
     };
     const auto load = [&] {
-      for (std::int64_t i = 0; i < kRoundBatches; ++i) loader_.next();
+      if (before) before();
+      round.loader = timed([&] {
+        for (std::int64_t i = 0; i < batches; ++i) loader_->next();
+      });
     };
     // The second reader finds rows in the CPU's cache, so the readers take turns at being second.
-    Round round;
-    if (plain_first) round.plain = timed(read_plainly);
-    round.loader = timed(load);
-    if (!plain_first) round.plain = timed(read_plainly);
+    if (plain_first) read_plainly();
+    load();
+    if (!plain_first) read_plainly();
     return round;
   }
 
  private:
-  std::int64_t first_token(std::int64_t position) {
-    const std::int64_t epoch = position / per_epoch_;
-    if (!order_ || epoch != order_epoch_) order_.emplace(kSeed, order_epoch_ = epoch, per_epoch_);
-    return order_->at(position % per_epoch_) * kLength;
-  }
-
-  static void check_row(const at::Tensor& tokens_T, const std::int64_t* expected,
-                        std::int64_t position) {
-    const auto* tokens = tokens_T.const_data_ptr<std::int64_t>();
-    const auto* end = tokens + kLength;
-    const auto [token, other] = std::mismatch(tokens, end, expected);
-    if (token == end) return;
-    fail(ExitCode::kInternal,
-         "the loader returned token {} at position {} of sample {}, the files have {}", *token,
-         token - tokens, position, *other);
-  }
-
-  std::int64_t per_epoch_, consumed_ = 0;
-  std::optional<Sampler> order_;
-  std::int64_t order_epoch_ = 0;
-  TrainLoader loader_;
+  const MeasuredSamples& samples_;
+  Order order_;
+  std::int64_t consumed_ = 0;
+  std::optional<TrainLoader> loader_;
   PlainReader plain_;
-  std::vector<std::int64_t> batch_;
+  static constexpr std::int64_t kSlots = kBatch * (kLoading.prefetch + 3);
+  std::vector<char> batches_;
 };
 
-void measure_rows(const Corpus& corpus, int rounds, std::ostream& out) {
-  RowReaders readers(corpus);
-  readers.check_epoch();
-  std::vector<double> loader_wall, plain_wall, loader_processor, plain_processor, wall_ratio,
-      processor_ratio;
-  OtherLoad other_load;
-  other_load.begin();
-  for (int i = 0; i < rounds; ++i) {
-    const auto [plain, loader] = readers.measure(/*plain_first=*/i % 2 == 0);
-    constexpr double kTokens = kRoundBatches * kBatch * kLength;
-    plain_wall.push_back(kTokens / plain.wall / 1e6);
-    loader_wall.push_back(kTokens / loader.wall / 1e6);
-    plain_processor.push_back(plain.here / kTokens * 1e9);
-    loader_processor.push_back(loader.elsewhere / kTokens * 1e9);
+// The rows of the report for rounds of `batches` batches each.
+std::string speed_rows(const std::vector<Readers::Round>& rounds, const std::string& which,
+                       std::int64_t batches, std::int64_t sample_bytes) {
+  const auto samples = static_cast<double>(batches * kBatch);
+  const auto row = [&](const std::string& name, const auto& seconds_of, const auto& cpu_of) {
+    std::vector<double> wall, cpu;
+    for (const Readers::Round& round : rounds) {
+      wall.push_back(samples / seconds_of(round));
+      cpu.push_back(1e6 * cpu_of(round) / samples);
+    }
+    return table_row({name + which, figure(median(wall)),
+                      figure(median(wall) * static_cast<double>(sample_bytes) / 1e6),
+                      figure(median(cpu))});
+  };
+  std::vector<double> wall_ratio, cpu_ratio;
+  for (const auto& [plain, loader] : rounds) {
     wall_ratio.push_back(plain.wall / loader.wall);
-    processor_ratio.push_back(plain.here / loader.elsewhere);
+    cpu_ratio.push_back(plain.here / loader.elsewhere);
   }
-  other_load.end();
+  using Round = Readers::Round;
+  return row(
+             "floor: plain pread loop", [](const Round& r) { return r.plain.wall; },
+             [](const Round& r) { return r.plain.here; }) +
+         row(
+             "TrainLoader", [](const Round& r) { return r.loader.wall; },
+             [](const Round& r) { return r.loader.elsewhere; }) +
+         table_row({"ratio" + which, figure(median(wall_ratio)), figure(median(wall_ratio)),
+                    figure(median(cpu_ratio))});
+}
+
+// From the page cache: an epoch whose pages are not checked yet, then rounds of checked pages.
+void measure_warm(const MeasuredSamples& samples, int rounds, std::ostream& out) {
+  const std::int64_t epoch = std::max<std::int64_t>(1, samples.num_samples / kBatch);
+  const std::int64_t batches =
+      std::clamp<std::int64_t>(kRoundBytes / (kBatch * samples.bytes()), 1, kRoundBatches);
+  Readers readers(samples);
+  readers.check(epoch + 1);  // the last batch spans two epochs
+  readers.restart();
+  const std::vector<Readers::Round> first = {readers.measure(epoch, /*plain_first=*/true)};
+  std::vector<Readers::Round> later;
+  for (int i = 0; i < rounds; ++i)
+    later.push_back(readers.measure(batches, /*plain_first=*/i % 2 == 0));
   out << fmt::format(
-             "\nEvery row of an epoch matched the plain loop's tokens. Rows of {} tokens, batches "
-             "of {}; medians of {} interleaved rounds of {} batches; ratio: speed of the loader "
-             "over the loop's.\n\n",
-             kLength, kBatch, rounds, kRoundBatches)
-      << table_head({"", "million tokens/s", "ns of CPU per token"})
-      << table_row({"floor: plain pread loop", figure(median(plain_wall)),
-                    figure(median(plain_processor))})
-      << table_row({"TrainLoader", figure(median(loader_wall)), figure(median(loader_processor))})
-      << table_row({"ratio", figure(median(wall_ratio)), figure(median(processor_ratio))})
-      << other_load.note();
+             "\nEvery sample of an epoch matched the files. {} samples, {}, batches of {}, from the "
+             "page cache: an epoch that checks every page, then medians of {} interleaved rounds of "
+             "{} batches; ratio: speed of the loader over the loop's.\n\n",
+             samples.num_samples, samples.what, kBatch, rounds, batches)
+      << table_head({"", "samples/s", "MB/s", "us of CPU per sample"})
+      << speed_rows(first, ", first epoch", epoch, samples.bytes())
+      << speed_rows(later, "", batches, samples.bytes());
+}
+
+// From the disk: each round drops the shards from the page cache before each reader.
+void measure_cold(const MeasuredSamples& samples, int rounds, std::ostream& out) {
+  const std::int64_t batches =
+      std::max<std::int64_t>(1, std::min(kColdSamples, samples.num_samples) / kBatch);
+  Readers readers(samples);
+  double stayed = 0;
+  std::vector<Readers::Round> cold;
+  for (int i = 0; i < rounds; ++i) {
+    readers.restart();
+    cold.push_back(readers.measure(batches, /*plain_first=*/i % 2 == 0, [&] {
+      stayed = std::max(stayed, drop_from_cache(samples.files));
+    }));
+  }
+  readers.restart();
+  readers.check(batches);
+  out << fmt::format(
+             "\n{} samples, {}, batches of {}, from the disk: medians of {} interleaved rounds of "
+             "{} batches, whose samples matched the files; ratio: speed of the loader over the "
+             "loop's.{}\n\n",
+             samples.num_samples, samples.what, kBatch, rounds, batches,
+             stayed > 0.01
+                 ? fmt::format(" {:.0f} % of the pages stayed in the page cache.", 100 * stayed)
+                 : "")
+      << table_head({"", "samples/s", "MB/s", "us of CPU per sample"})
+      << speed_rows(cold, "", batches, samples.bytes());
+}
+
+MeasuredSamples samples_to_measure(const Corpus& corpus, const BenchLoaderArguments& arguments) {
+  if (arguments.record.empty() && corpus.split("train").stream_size() > 0)
+    return measured_windows(corpus, arguments.length);
+  return measured_rows(corpus, arguments.record);
+}
+
+// From the opening of the corpus to its first batch.
+double first_batch_seconds(const fs::path& folder, const BenchLoaderArguments& arguments) {
+  if (arguments.cold) drop_from_cache(samples_to_measure(Corpus(folder), arguments).files);
+  const double start = clock_seconds();
+  const Corpus corpus(folder);
+  TrainLoader loader(samples_to_measure(corpus, arguments).make_source(), kLoading, 0);
+  loader.next();
+  return clock_seconds() - start;
 }
 
 // Makes a corpus of zeros that takes no disk space.
@@ -301,6 +316,7 @@ void make_sparse_corpus(const fs::path& folder) {
 
 void measure_start(const fs::path& folder, std::ostream& out) {
   constexpr int kRounds = 5;
+  const WindowOptions windows{.sequence_length = 1024};
   make_sparse_corpus(folder);
   std::vector<double> text, opening, ordering, first_batch;
   OtherLoad other_load;
@@ -313,10 +329,10 @@ void measure_start(const fs::path& folder, std::ostream& out) {
     const double read = clock_seconds();
     const Corpus corpus(folder);
     const double opened = clock_seconds();
-    const Sampler order(kSeed, 0, num_training_windows(corpus, kWindows));
+    const Sampler order(kSeed, 0, num_training_windows(corpus, windows));
     sum += order.at(0);
     const double ordered = clock_seconds();
-    TrainLoader loader(training_windows(corpus, kWindows), kLoading, 0);
+    TrainLoader loader(training_windows(corpus, windows), kLoading, 0);
     loader.next();
     const double loaded = clock_seconds();
     require(sum > 0, "an index");
@@ -342,11 +358,27 @@ void measure_start(const fs::path& folder, std::ostream& out) {
 
 int bench_loader_command(const BenchLoaderArguments& arguments, std::ostream& out) {
   const ScratchFolder scratch("bench");
-  const Corpus corpus(arguments.corpus.empty() ? prepare_corpus_in(scratch.path())
-                                               : fs::path(arguments.corpus));
+  const fs::path folder =
+      arguments.corpus.empty() ? prepare_corpus_in(scratch.path()) : fs::path(arguments.corpus);
+  const double first_batch = first_batch_seconds(folder, arguments);
+  const std::string memory = memory_report(at::kCPU);
+  const Corpus corpus(folder);
+  const MeasuredSamples samples = samples_to_measure(corpus, arguments);
   out << report_title(arguments.line);
-  measure_rows(corpus, arguments.rounds, out);
-  measure_start(scratch.path() / "sparse", out);
+  OtherLoad other_load;
+  other_load.begin();
+  if (arguments.cold) {
+    measure_cold(samples, arguments.rounds, out);
+  } else {
+    measure_warm(samples, arguments.rounds, out);
+  }
+  other_load.end();
+  out << other_load.note()
+      << fmt::format(
+             "\nFirst batch: {} ms after the corpus was opened. Memory after it: {}. At the end: "
+             "{}.\n",
+             figure(1e3 * first_batch), memory, memory_report(at::kCPU));
+  if (arguments.corpus.empty()) measure_start(scratch.path() / "sparse", out);
   return 0;
 }
 

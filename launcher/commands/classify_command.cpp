@@ -15,7 +15,7 @@
 #include "cluster/base/text/plural.h"
 #include "cluster/base/text/utf8.h"
 #include "data/prepare/documents.h"
-#include "data/prepare/text_lines.h"
+#include "data/text/text_lines.h"
 #include "launcher/commands.h"
 #include "launcher/output.h"
 #include "launcher/processes/ranks.h"

@@ -69,7 +69,9 @@ std::string describe_run(const RunSummary& run) {
   line("state",
        fmt::format("{}{}, step {} of {}", state_name(run.state),
                    run.holder ? " (" + *run.holder + ")" : "", run.step, config.train().steps()));
+  line("layers", layers_text(config.model()));
   line("mechanism", attention_text(config.model()));
+  line("optimizer", optimization_text(config.train()));
   line("data", fmt::format("{}, sequences of {} tokens, {} per step", config.data().corpus(),
                            config.data().sequence_length(), config.train().global_batch()));
   line("train loss", fmt::format("last {}, best {}", loss_at_step(figures.last_step),

@@ -99,13 +99,11 @@ void require_same_inputs(const Task& task, const CheckpointFolder& checkpoint,
   const ModelInputs inputs = task.inputs(corpus, split),
                     of_model = model_inputs(checkpoint.manifest);
   if (inputs.image && inputs.image != of_model.image) {
-    const auto text = [](const ImageDims& shape) {
-      return fmt::format("{} x {} x {}", shape.rows, shape.columns, shape.channels);
-    };
     fail(ExitCode::kData,
          "{}: its images are {}, but the model's {} (rows, columns, channels); prepare images of "
          "that size",
-         corpus.folder().string(), text(*inputs.image), text(of_model.image.value_or(ImageDims())));
+         corpus.folder().string(), inputs.image->text(),
+         of_model.image.value_or(ImageDims()).text());
   }
   if (inputs.class_names == of_model.class_names) return;
   const std::string cure = task.own_vocabulary() ? "prepare a corpus of the same classes"

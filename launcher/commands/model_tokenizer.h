@@ -27,8 +27,8 @@ std::vector<std::string> class_names(const std::string& run_or_corpus);
 void require_same_tokenizer(const CheckpointFolder& checkpoint, const std::string& path,
                             const Corpus& corpus);
 
-// Checks that a split's labels have the same meaning as the model's, if it is a classifier, and that
-// images have the same shape. Errors as above.
+// Checks that a split's labels have the same meaning as the model's, if it is a classifier, and
+// that images have the same shape. Errors as above.
 void require_same_inputs(const Task& task, const CheckpointFolder& checkpoint,
                          const std::string& path, const Corpus& corpus, const std::string& split);
 

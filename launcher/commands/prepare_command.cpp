@@ -7,20 +7,25 @@
 #include <utility>
 #include <vector>
 
+#include "cluster/base/collectives/process_group.h"
 #include "cluster/base/error.h"
 #include "cluster/base/text/number_text.h"
 #include "cluster/base/text/plural.h"
 #include "data/corpus/corpus.h"
 #include "data/corpus/verify.h"
+#include "data/prepare/images/prepare_images.h"
 #include "data/prepare/prepare.h"
 #include "launcher/commands.h"
 #include "launcher/commands/model_tokenizer.h"
 #include "launcher/commands/progress_lines.h"
+#include "launcher/processes/ranks.h"
+#include "launcher/processes/supervisor.h"
 
 namespace birkhoff {
 namespace {
 
 constexpr double kMaxHeldOut = 0.9;
+constexpr std::int64_t kMaxSide = 8192;  // of resized images
 
 bool names_something(const std::string& path) {
   std::error_code ignored;
@@ -113,6 +118,8 @@ std::string progress_line(const PrepareProgress& progress) {
   if (progress.total_bytes > 0) {
     line += fmt::format(" of {:.1f} MB", static_cast<double>(progress.total_bytes) / 1e6);
   }
+  if (progress.bytes_per_second > 0)
+    line += fmt::format(", {:.1f} MB/s", progress.bytes_per_second / 1e6);
   if (progress.eta_seconds >= 0) line += fmt::format(", {:.0f} s left", progress.eta_seconds);
   return line;
 }
@@ -129,30 +136,114 @@ std::optional<TableColumns> table_columns(const PrepareArguments& arguments) {
   return std::nullopt;
 }
 
-// Prepares the corpus and shows progress.
-PrepareResult prepare_shown(const PrepareOptions& options, std::ostream& err) {
-  ProgressLines lines(err);
-  return prepare_corpus(
-      options, [&lines](const PrepareProgress& progress) { lines.show(progress_line(progress)); });
+// The parser accepts one of the three.
+TextFormat text_format(const PrepareArguments& arguments) {
+  if (arguments.lines) return {.kind = TextFormat::kLines};
+  if (arguments.separator) return {.kind = TextFormat::kSeparator, .name = *arguments.separator};
+  if (arguments.jsonl) return {.kind = TextFormat::kJsonLines, .name = *arguments.jsonl};
+  return {};
 }
 
-}  // namespace
+// Of "64" or "48x64".
+ImageSize image_size(const std::string& text) {
+  const std::size_t cross = text.find('x');
+  const auto rows = parse_number<std::int64_t>(std::string_view(text).substr(0, cross));
+  const auto columns = cross == std::string::npos
+                           ? rows
+                           : parse_number<std::int64_t>(std::string_view(text).substr(cross + 1));
+  const auto fits = [](const std::optional<std::int64_t>& side) {
+    return side && *side >= 1 && *side <= kMaxSide;
+  };
+  if (!fits(rows) || !fits(columns)) {
+    fail(ExitCode::kUsage, "--image-size {}: give a number of pixels from 1 to {}, or ROWSxCOLUMNS",
+         text, kMaxSide);
+  }
+  return {*rows, *columns};
+}
 
-int prepare_command(const PrepareArguments& arguments, std::ostream& out, std::ostream& err) {
+std::optional<ImageOptions> image_options(const PrepareArguments& arguments) {
+  if (!arguments.images) return std::nullopt;
+  if (arguments.text_column || arguments.label_column || arguments.vocabulary != 0) {
+    fail(ExitCode::kUsage, "{} is for text; leave it out with --images",
+         arguments.text_column    ? "--text-column"
+         : arguments.label_column ? "--label-column"
+                                  : "--vocab-size");
+  }
+  ImageOptions options;
+  if (!arguments.image_size.empty()) options.form.size = image_size(arguments.image_size);
+  if (arguments.channels != 0) options.form.channels = arguments.channels;
+  options.labels = !arguments.unlabeled;
+  options.skip_damaged = arguments.skip_damaged;
+  return options;
+}
+
+// images: what image_options() returns.
+PrepareOptions prepare_options(const PrepareArguments& arguments,
+                               const std::optional<ImageOptions>& images, std::ostream& err) {
   PrepareOptions options;
   options.out = arguments.out;
   options.tokenizer = arguments.tokenizer;
   options.vocab_size = arguments.vocabulary;
   for (const std::string& note : set_texts(arguments.texts, options))
     err << "prepare: " << note << '\n';
+  options.format = text_format(arguments);
   options.table = table_columns(arguments);
-  if (!arguments.like.empty()) {
+  if (images && !arguments.like.empty()) {
+    options.class_names = class_names(arguments.like);
+    if (options.class_names.empty())
+      fail(ExitCode::kUsage, "--like {}: has no classes; leave it out", arguments.like);
+  } else if (!arguments.like.empty()) {
     options.like = tokenizer_source(arguments.like);
     if (options.table) options.class_names = class_names(arguments.like);
   }
-  const PrepareResult result = prepare_shown(options, err);
+  return options;
+}
+
+// The arguments about images as a command line, without --ranks.
+std::vector<std::string> command_line(const PrepareArguments& arguments,
+                                      const PrepareOptions& options) {
+  std::vector<std::string> line = {"prepare", "--out", arguments.out, "--images"};
+  if (!arguments.image_size.empty())
+    line.insert(line.end(), {"--image-size", arguments.image_size});
+  if (arguments.channels != 0)
+    line.insert(line.end(), {"--channels", std::to_string(arguments.channels)});
+  if (arguments.unlabeled) line.emplace_back("--unlabeled");
+  if (arguments.skip_damaged) line.emplace_back("--skip-damaged");
+  if (!arguments.like.empty()) line.insert(line.end(), {"--like", arguments.like});
+  const auto add = [&](const char* option, const std::vector<std::string>& values) {
+    if (!values.empty()) line.emplace_back(option);
+    line.insert(line.end(), values.begin(), values.end());
+  };
+  const auto share = [](const std::vector<std::string>& paths, double fraction) {
+    return paths.empty() ? std::vector{fmt::format("{}", fraction)} : paths;
+  };
+  // First, because a path after a fraction would be a PATH.
+  add("--train", options.paths);
+  add("--valid", share(options.valid_paths, options.valid_fraction));
+  add("--test", share(options.test_paths, options.test_fraction));
+  return line;
+}
+
+// Prepares the corpus, shows progress, and describes the result.
+void prepare_and_describe(const PrepareOptions& options, const std::optional<ImageOptions>& images,
+                          ProcessGroup* ranks, const StopSignals* signals, std::ostream& out,
+                          std::ostream& err) {
+  const bool is_first = ranks == nullptr || ranks->rank() == 0;
+  PrepareResult result;
+  {
+    std::optional<ProgressLines> lines;
+    if (is_first) lines.emplace(err);
+    const auto show = [&](const PrepareProgress& progress) {
+      if (signals != nullptr && signals->received() != 0) {
+        fail(ExitCode::kRequeue, "stopped on request; run the same command to continue");
+      }
+      if (lines) lines->show(progress_line(progress));
+    };
+    result = images ? prepare_images(options, *images, show, ranks) : prepare_corpus(options, show);
+  }
+  if (!is_first) return;
   if (result.already_prepared)
-    err << "prepare: " << arguments.out << " is already prepared from this input\n";
+    err << "prepare: " << options.out << " is already prepared from this input\n";
   if (result.empty_files > 0)
     err << "prepare: skipped " << counted(result.empty_files, "empty file") << '\n';
   if (result.not_regular > 0) {
@@ -160,8 +251,34 @@ int prepare_command(const PrepareArguments& arguments, std::ostream& out, std::o
         << counted(result.not_regular, "link or special file", "links and special files") << '\n';
   }
   for (const std::string& note : result.notes) err << "prepare: " << note << '\n';
-  out << describe_corpus(Corpus(arguments.out));
-  return 0;
+  out << describe_corpus(Corpus(options.out));
+}
+
+}  // namespace
+
+int prepare_command(const PrepareArguments& arguments, std::ostream& out, std::ostream& err) {
+  const int ranks = arguments.images ? ranks_to_run_on(arguments.ranks) : 1;
+  std::optional<ImageOptions> images;
+  PrepareOptions options;
+  const auto check = [&] {
+    images = image_options(arguments);
+    options = prepare_options(arguments, images, err);
+  };
+  if (!arguments.ranks && ranks == 1) {
+    check();
+    prepare_and_describe(options, images, nullptr, nullptr, out, err);
+    return 0;
+  }
+  StopSignals signals;
+  check_before_ranks(check);
+  if (arguments.ranks)
+    return supervise({ranks}, {}, command_line(arguments, options), signals, err).code;
+  return run_in_world(
+      [&](World& world) {
+        prepare_and_describe(options, images, &world.group(), &signals, out, err);
+        return 0;
+      },
+      err);
 }
 
 }  // namespace birkhoff

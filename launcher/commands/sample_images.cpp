@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "cluster/base/error.h"
+#include "cluster/base/files/file.h"
 #include "cluster/base/text/plural.h"
 #include "data/corpus/corpus.h"
 #include "launcher/commands/image_grid.h"
@@ -27,15 +28,15 @@ using Values = std::vector<std::uint8_t>;  // of an image
 constexpr std::int64_t kMaxImages = 4096;
 
 void refuse_text_options(const SampleArguments& arguments) {
-  const bool has_prompt = arguments.prompt || !arguments.prompt_file.empty();
-  if (has_prompt || arguments.tokens) {
+  if (arguments.png.empty() || arguments.tokens) {
     fail(ExitCode::kUsage,
          "{}: the model generates whole images, and continues no text; leave {} out, and give "
          "--png FILE",
-         arguments.path, has_prompt ? "the prompt" : "--tokens");
+         arguments.path, arguments.png.empty() ? "the prompt" : "--tokens");
   }
-  if (arguments.png.empty()) {
-    fail(ExitCode::kUsage, "{}: the model generates images; give --png FILE", arguments.path);
+  // Before images are drawn, which may take long.
+  if (const std::string folder = parent_path(arguments.png); !is_directory(folder)) {
+    fail(ExitCode::kUsage, "--png {}: no folder {}", arguments.png, folder);
   }
 }
 
@@ -64,6 +65,12 @@ std::vector<Values> images_of(const SampleArguments& arguments, const Checkpoint
 
 int sample_images(const SampleArguments& arguments, const CheckpointFolder& checkpoint,
                   const ImageDims& shape, std::ostream& out, std::ostream& err) {
+  const std::unique_ptr<Task> task = make_task(config_of(checkpoint));
+  const std::unique_ptr<Model> model =
+      load_model(checkpoint, *task, device_named(arguments.device));
+  if (model->decoder() == nullptr) {
+    fail(ExitCode::kUsage, "{}: a model of this task generates no images", arguments.path);
+  }
   refuse_text_options(arguments);
   if (arguments.samples > kMaxImages) {
     fail(ExitCode::kUsage, "--samples {}: a grid has at most {} images", arguments.samples,
@@ -78,12 +85,6 @@ int sample_images(const SampleArguments& arguments, const CheckpointFolder& chec
                           .top_p = arguments.top_p,
                           .seed = static_cast<std::uint64_t>(arguments.seed)};
   check_options(options);
-  const std::unique_ptr<Task> task = make_task(config_of(checkpoint));
-  const std::unique_ptr<Model> model =
-      load_model(checkpoint, *task, device_named(arguments.device));
-  if (model->decoder() == nullptr) {
-    fail(ExitCode::kUsage, "{}: a model of this task generates no images", arguments.path);
-  }
   for (const std::string& warning : model->warnings())
     err << "birkhoff: warning: " << warning << '\n';
   std::vector<Values> originals;
@@ -119,9 +120,9 @@ int sample_images(const SampleArguments& arguments, const CheckpointFolder& chec
           ? std::int64_t{3}
           : static_cast<std::int64_t>(std::ceil(std::sqrt(static_cast<double>(arguments.samples))));
   write_image_grid(arguments.png, grid, shape, columns);
-  out << fmt::format("{}: {} of {} x {} x {}\n", arguments.png,
+  out << fmt::format("{}: {} of {}\n", arguments.png,
                      counted(arguments.samples, arguments.complete ? "completion" : "image"),
-                     shape.rows, shape.columns, shape.channels);
+                     shape.text());
   return 0;
 }
 

@@ -48,7 +48,7 @@ void ImitatedRank::take_step() {
   }
   if (!mesh_.data().device().is_meta()) {
     const GradientSums sums = step_.sum_gradients(batch_, kStep, /*loss_scale=*/1, hooks);
-    step_.update(sums, kStep, /*loss_scale=*/1);
+    step_.update(sums, kStep, /*epoch=*/0, /*loss_scale=*/1);
     return;
   }
   // The values that decide about the update do not exist.

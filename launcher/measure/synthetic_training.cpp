@@ -51,7 +51,7 @@ PartTimes SyntheticTraining::timed_parts(const std::function<void()>& after_forw
                            {.launched = [&] { before = now(); },
                             .forward_done = forward_done,
                             .backward_done = [&] { add_to(times.backward); }});
-  plain_.update(sums, kStep, loss_scale_);
+  plain_.update(sums, kStep, /*epoch=*/0, loss_scale_);
   add_to(times.optimizer);
   return times;
 }
@@ -59,7 +59,7 @@ PartTimes SyntheticTraining::timed_parts(const std::function<void()>& after_forw
 double SyntheticTraining::step_seconds(bool recorded) {
   TrainingStep& step = recorded ? recorded_ : plain_;
   const double start = now();
-  step.update(step.sum_gradients(batch_, kStep, loss_scale_), kStep, loss_scale_);
+  step.update(step.sum_gradients(batch_, kStep, loss_scale_), kStep, /*epoch=*/0, loss_scale_);
   return now() - start;
 }
 

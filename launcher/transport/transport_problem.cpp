@@ -13,7 +13,7 @@
 #include "cluster/base/text/number_text.h"
 #include "cluster/base/text/plural.h"
 #include "cluster/base/text/utf8.h"
-#include "data/prepare/text_lines.h"
+#include "data/text/text_lines.h"
 
 namespace birkhoff {
 namespace {

@@ -78,11 +78,9 @@ at::Tensor PatchEmbedding::operator()(const Batch& batch, const TokenSlices& tok
                                       const std::optional<NoiseKey>& noise) const {
   const at::Tensor& images = batch.at(field::kImages);
   const std::int64_t size = images.size(0);
-  if (images.size(1) != image_.rows || images.size(2) != image_.columns ||
-      images.size(3) != image_.channels) {
-    fail(ExitCode::kData, "an image of {} x {} x {} values is not of the model's {} x {} x {}",
-         images.size(1), images.size(2), images.size(3), image_.rows, image_.columns,
-         image_.channels);
+  if (const ImageDims read{images.size(1), images.size(2), images.size(3)}; read != image_) {
+    fail(ExitCode::kData, "an image of {} values is not of the model's {}", read.text(),
+         image_.text());
   }
   const ParameterUse use(parameters_, {unit_});
   at::Tensor x_BTC = linear_(tokens.mine(patches(images))).to(parameters_.dtype());

@@ -28,7 +28,7 @@ at::Tensor sinusoid_table(std::int64_t positions, std::int64_t channels);
 class Positions {
  public:
   // model.positions of data.sequence_length tokens. With image_axes, position t is value t of an
-  // image of shape `image`, which must be there. `prefix` begins the parameters' names.
+  // image of shape `image`. `prefix` begins the parameters' names.
   Positions(const configs::Config& config, const std::string& prefix,
             const std::optional<ImageDims>& image, Parameters& parameters);
 

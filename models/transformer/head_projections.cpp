@@ -14,7 +14,7 @@ namespace birkhoff {
 HeadProjections::HeadProjections(const configs::Model& config, std::vector<GroupProjections> groups,
                                  KeySource source, const InputWidths& inputs,
                                  const std::string& name, Parameters& parameters)
-    : head_dim_(config.channels() / config.heads()), groups_(std::move(groups)) {
+    : head_dim_(head_width(config)), groups_(std::move(groups)) {
   const auto add = [&](std::optional<Linear>& linear, const char* kind, bool with_queries,
                        bool with_keys) {
     std::vector<std::int64_t> all = widths(with_queries, with_keys);

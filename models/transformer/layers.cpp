@@ -47,7 +47,8 @@ Initializer weight_init(const configs::Model& config, WeightRole role, std::int6
     case configs::Model::normal: {
       // GPT-2: the residual stream is the sum of the sublayers' outputs; its variance should not
       // grow with their number.
-      const double sublayers = (config.has_encoder() ? 3.0 : 2.0) * config.layers();
+      const double of_layer = 1.0 + config.has_encoder() + !config.attention_only();
+      const double sublayers = of_layer * config.layers();
       const double outputs = role == WeightRole::kResidual ? sublayers : 1.0;
       return Initializer::normal(0.02 / std::sqrt(outputs));
     }
@@ -64,6 +65,10 @@ Initializer weight_init(const configs::Model& config, WeightRole role, std::int6
 
 std::int64_t embedding_width(const configs::Model& config) {
   return config.embedding_channels() > 0 ? config.embedding_channels() : config.channels();
+}
+
+std::int64_t head_width(const configs::Model& config) {
+  return config.head_channels() > 0 ? config.head_channels() : config.channels() / config.heads();
 }
 
 Linear::Linear(const configs::Model& config, WeightRole role, std::int64_t inputs,
@@ -136,6 +141,10 @@ LayerNorm::Output LayerNorm::operator()(const ResidualStream& stream) const {
   const at::Tensor sum_BTC = branch_BTC.defined() ? x_BTC + branch_BTC : x_BTC;
   const auto bias = bias_C.defined() ? std::optional<at::Tensor>(bias_C) : std::nullopt;
   return {sum_BTC, at::layer_norm(sum_BTC, weight_C.sizes(), weight_C, bias, epsilon_)};
+}
+
+ResidualStream LayerNorm::next(const at::Tensor& x_BTC, const at::Tensor& branch_BTC) const {
+  return {(*this)({x_BTC, branch_BTC.to(x_BTC.scalar_type())}).normed_BTC, {}};
 }
 
 FeedForward::FeedForward(const configs::Model& config, const std::string& name,

@@ -35,6 +35,9 @@ Initializer weight_init(const configs::Model& config, WeightRole role, std::int6
 // The columns of the embedding table.
 std::int64_t embedding_width(const configs::Model& config);
 
+// The channels of a head.
+std::int64_t head_width(const configs::Model& config);
+
 // Numbers the consumers of noise in a model, so that no two share a random stream
 // (NoiseKey::at_layer). `layer` is a noise_number().
 enum class RandomStream : std::uint32_t { kAttention = 0, kFeedForward = 1, kHeadGroup = 2 };
@@ -87,7 +90,8 @@ class Linear {
 };
 
 // The residual stream between two sublayers is x + branch. `branch`, the output of the previous
-// sublayer, is added by the next norm, so that addition and norm share one pass over memory.
+// sublayer, is added by the next norm, so that addition and norm share one pass over memory. After
+// a post-norm layer (model.norm), whose last norm adds it, there is no branch.
 struct ResidualStream {
   at::Tensor x_BTC;       // in the parameters' dtype
   at::Tensor branch_BTC;  // in that dtype or the compute dtype; undefined: nothing to add
@@ -106,6 +110,8 @@ class LayerNorm {
   };
   // A single kernel on a GPU if there is a branch.
   Output operator()(const ResidualStream& stream) const;
+  // The norm of x + branch as the next residual stream: in the parameters' dtype.
+  ResidualStream next(const at::Tensor& x_BTC, const at::Tensor& branch_BTC) const;
 
  private:
   at::Tensor weight_C, bias_C;

@@ -88,7 +88,7 @@ MultiHeadAttention::MultiHeadAttention(const configs::Model& config,
     const MechanismShape shape{.channels = config.channels(),
                                .heads = heads,
                                .key_heads = all_key_heads / place.tensor_size,
-                               .head_dim = config.channels() / config.heads(),
+                               .head_dim = head_width(config),
                                .sequence_length = sequence_length,
                                .causal = causal};
     const std::string group_field = field + ".group." + std::to_string(g);
@@ -116,8 +116,9 @@ MultiHeadAttention::MultiHeadAttention(const configs::Model& config,
   }
   projections_.emplace(config, std::move(projections), source_, form.inputs, name, parameters);
   if (form.between_sets) return;
-  output_.emplace(config, WeightRole::kResidual, config.channels(), config.channels(),
-                  name + ".output", parameters, LinearSplit::kInputs, output_widths);
+  output_.emplace(config, WeightRole::kResidual, config.heads() * head_width(config),
+                  config.channels(), name + ".output", parameters, LinearSplit::kInputs,
+                  output_widths);
 }
 
 std::vector<AttentionInput> MultiHeadAttention::project(const at::Tensor& x_BTC,

@@ -41,6 +41,10 @@ std::pair<at::ScalarType, at::ScalarType> dtypes(const configs::Train& train) {
   return {};
 }
 
+at::Tensor sum_of(const ResidualStream& stream) {
+  return stream.branch_BTC.defined() ? stream.x_BTC + stream.branch_BTC : stream.x_BTC;
+}
+
 struct Cache final : DecodeCache {
   void select_rows(const at::Tensor& rows_B) override {
     for (const TransformerLayer::State& layer : layers) {
@@ -77,10 +81,12 @@ Stack::Stack(const configs::Config& config, StackRole role, Parameters& paramete
     layers_.emplace_back(model, role, i, config.data().sequence_length(), parameters);
   }
   last_unit_ = parameters.begin_unit();
+  if (model.norm() == configs::Model::post) return;
   final_norm_.emplace(model, stack_prefix(role) + "final_norm", parameters);
 }
 
-at::Tensor Stack::normed(const ResidualStream& stream) const {
+at::Tensor Stack::last_normed(const ResidualStream& stream) const {
+  if (!final_norm_) return stream.x_BTC;
   const ParameterUse use(parameters_, {last_unit_});
   return use.output((*final_norm_)(stream).normed_BTC);
 }
@@ -102,9 +108,9 @@ at::Tensor Stack::run_layers(const at::Tensor& x_BTC, const SequenceContext& con
   for (const TransformerLayer& layer : layers_) {
     stream = recompute_ ? forward_recomputed(layer, stream, context, noise, sums)
                         : layer.forward(stream, context, noise, sums);
-    if (record != nullptr) record->streams_BTC.push_back(stream.x_BTC + stream.branch_BTC);
+    if (record != nullptr) record->streams_BTC.push_back(sum_of(stream));
   }
-  return normed(stream);
+  return last_normed(stream);
 }
 
 at::Tensor Stack::forward(const at::Tensor& x_BTC, const SequenceContext& context,
@@ -128,14 +134,12 @@ ResidualStream Stack::forward_recomputed(const TransformerLayer& layer,
                                          NamedSums& sums) const {
   // Off the GPU the addition is a separate pass anyway: adding first keeps one tensor, not two.
   ResidualStream input = stream;
-  if (input.branch_BTC.defined() && !input.x_BTC.is_cuda()) {
-    input = {input.x_BTC + input.branch_BTC, {}};
-  }
+  if (!input.x_BTC.is_cuda()) input = {sum_of(input), {}};
   // The memory is an input, because it has gradients.
   SequenceContext kept = context;
   kept.memory.x_BSC = at::Tensor();
-  // The outputs are the layer's stream, then its sums. A part returns only tensors, so the names of
-  // the sums are passed through `names`.
+  // The outputs are the layer's x, its branch if it has one, then its sums. A part returns only
+  // tensors, so the names of the sums are passed through `names`.
   const auto names = std::make_shared<std::vector<std::string>>();
   const std::vector<at::Tensor> outputs = recomputed(
       [&layer, kept, noise, names](const std::vector<at::Tensor>& inputs) {
@@ -144,7 +148,8 @@ ResidualStream Stack::forward_recomputed(const TransformerLayer& layer,
         NamedSums layer_sums;
         const ResidualStream output =
             layer.forward({inputs[0], inputs[1]}, layer_context, noise, layer_sums);
-        std::vector<at::Tensor> all{output.x_BTC, output.branch_BTC};
+        std::vector<at::Tensor> all{output.x_BTC};
+        if (output.branch_BTC.defined()) all.push_back(output.branch_BTC);
         names->clear();
         for (auto& [name, value] : layer_sums) {
           names->push_back(std::move(name));
@@ -153,8 +158,11 @@ ResidualStream Stack::forward_recomputed(const TransformerLayer& layer,
         return all;
       },
       {input.x_BTC, input.branch_BTC, context.memory.x_BSC});
-  for (std::size_t i = 0; i < names->size(); ++i) sums.emplace_back((*names)[i], outputs[i + 2]);
-  return {outputs[0], outputs[1]};
+  const std::size_t first_sum = outputs.size() - names->size();
+  for (std::size_t i = 0; i < names->size(); ++i) {
+    sums.emplace_back((*names)[i], outputs[first_sum + i]);
+  }
+  return {outputs[0], first_sum > 1 ? outputs[1] : at::Tensor()};
 }
 
 std::unique_ptr<DecodeCache> Stack::decode_cache(std::int64_t batch, const Memory& memory) const {
@@ -179,7 +187,7 @@ at::Tensor Stack::decode_step(DecodeCache& decode_cache, const at::Tensor& x_BTC
     stream = layers_[i].decode_step(cache.layers[i], stream, context);
   }
   ++cache.num_tokens;
-  return normed(stream).to(parameters_.compute_dtype());
+  return last_normed(stream).to(parameters_.compute_dtype());
 }
 
 double Stack::forward_flops(std::int64_t num_tokens) const {

@@ -1,5 +1,5 @@
-// A stack of pre-norm layers with a final norm: what all models have in common, whatever their
-// inputs and outputs are.
+// A stack of layers, with a norm after the last one unless layers end in a norm (model.norm: post):
+// what all models have in common, whatever their inputs and outputs are.
 //
 // Legend: B batch, T tokens, S tokens of the memory, C channels.
 #pragma once
@@ -31,7 +31,7 @@ class Stack {
   // Error(kConfig) if a mechanism does not fit its place in the stack.
   Stack(const configs::Config& config, StackRole role, Parameters& parameters);
 
-  // The outputs [B, T, C] of the final norm, in the compute dtype, for inputs x [B, T, C] in the
+  // The outputs [B, T, C] of the last norm, in the compute dtype, for inputs x [B, T, C] in the
   // dtype of the parameters; slices of both if context.tokens is divided. Collective then over the
   // tensor axis, as is the backward pass. Outputs of padding have no meaning. Appends the layers'
   // sums. Only a kTargetDecoder reads a memory: Error(kInternal).
@@ -49,7 +49,8 @@ class Stack {
 
   // Of one sequence of `num_tokens`; a memory has as many.
   double forward_flops(std::int64_t num_tokens) const;
-  // The unit of the final norm's parameters, and of those added before the next unit begins.
+  // The unit of the final norm's parameters, if there is one, and of those added before the next
+  // unit begins.
   int last_unit() const { return last_unit_; }
   std::vector<Figure> figures() const;
   std::vector<std::string> warnings() const;
@@ -62,14 +63,14 @@ class Stack {
   ResidualStream forward_recomputed(const TransformerLayer& layer, const ResidualStream& stream,
                                     const SequenceContext& context,
                                     const std::optional<NoiseKey>& noise, NamedSums& sums) const;
-  at::Tensor normed(const ResidualStream& stream) const;
+  at::Tensor last_normed(const ResidualStream& stream) const;
 
   const Parameters& parameters_;
   StackRole role_;
   bool recompute_;
   std::vector<TransformerLayer> layers_;
   int last_unit_ = 0;
-  std::optional<LayerNorm> final_norm_;
+  std::optional<LayerNorm> final_norm_;  // none with post-norm layers
 };
 
 }  // namespace birkhoff

@@ -56,11 +56,22 @@ TransformerLayer::TransformerLayer(const configs::Model& config, StackRole role,
                                    Parameters& parameters)
     : parameters_(parameters),
       unit_(parameters.begin_unit()),
+      post_norm_(config.norm() == configs::Model::post),
       dropout_(config.dropout().residual()),
       attention_(make_attention(config, role, number, sequence_length, parameters)),
-      cross_attention_(make_cross_attention(config, role, number, sequence_length, parameters)),
-      feed_forward_norm_(config, layer_name(role, number) + ".feed_forward_norm", parameters),
-      feed_forward_(config, layer_name(role, number) + ".feed_forward", parameters) {}
+      cross_attention_(make_cross_attention(config, role, number, sequence_length, parameters)) {
+  if (config.attention_only()) return;
+  feed_forward_norm_.emplace(config, layer_name(role, number) + ".feed_forward_norm", parameters);
+  feed_forward_.emplace(config, layer_name(role, number) + ".feed_forward", parameters);
+}
+
+template <typename Sublayer>
+ResidualStream TransformerLayer::after(const LayerNorm& norm, const ResidualStream& before,
+                                       const Sublayer& f) const {
+  if (post_norm_) return norm.next(before.x_BTC, f(before.x_BTC));
+  const auto [x_BTC, normed_BTC] = norm(before);
+  return {x_BTC, f(normed_BTC)};
+}
 
 ResidualStream TransformerLayer::forward(const ResidualStream& stream,
                                          const SequenceContext& context,
@@ -73,18 +84,26 @@ ResidualStream TransformerLayer::forward(const ResidualStream& stream,
     return key ? context.tokens.drop(y, dropout_, *key, NoisePurpose::kResidualDropout) : y;
   };
   const auto attend = [&](const AttentionSublayer& sublayer, const ResidualStream& before) {
-    const auto [x_BTC, normed_BTC] = sublayer.norm(before);
-    return ResidualStream{x_BTC,
-                          dropout(sublayer.attention.forward(normed_BTC, context, noise, sums),
-                                  noise_of(sublayer.noise_number, RandomStream::kAttention))};
+    return after(sublayer.norm, before, [&](const at::Tensor& x_BTC) {
+      return dropout(sublayer.attention.forward(x_BTC, context, noise, sums),
+                     noise_of(sublayer.noise_number, RandomStream::kAttention));
+    });
   };
   const ParameterUse use(parameters_, {unit_});
-  ResidualStream attended = attend(attention_, stream);
-  if (cross_attention_) attended = attend(*cross_attention_, attended);
-  const auto [x_BTC, normed_BTC] = feed_forward_norm_(attended);
-  const std::optional<NoiseKey> key = noise_of(attention_.noise_number, RandomStream::kFeedForward);
-  // All gradients of the layer pass through the branch: the norms need them.
-  return {x_BTC, use.output(dropout(feed_forward_(normed_BTC, context.tokens, key), key))};
+  ResidualStream result = attend(attention_, stream);
+  if (cross_attention_) result = attend(*cross_attention_, result);
+  if (feed_forward_) {
+    const std::optional<NoiseKey> key =
+        noise_of(attention_.noise_number, RandomStream::kFeedForward);
+    result = after(*feed_forward_norm_, result, [&](const at::Tensor& x_BTC) {
+      return dropout((*feed_forward_)(x_BTC, context.tokens, key), key);
+    });
+  }
+  // All gradients of the layer pass through the branch, because the norms before it need them; with
+  // post-norm, through the last norm.
+  at::Tensor& last_BTC = post_norm_ ? result.x_BTC : result.branch_BTC;
+  last_BTC = use.output(last_BTC);
+  return result;
 }
 
 TransformerLayer::State TransformerLayer::decode_state(std::int64_t batch,
@@ -101,20 +120,23 @@ ResidualStream TransformerLayer::decode_step(State& state, const ResidualStream&
   const auto attend = [&](const AttentionSublayer& sublayer,
                           std::vector<std::unique_ptr<DecodeState>>& states,
                           const ResidualStream& before) {
-    const auto [x_BTC, normed_BTC] = sublayer.norm(before);
-    return ResidualStream{x_BTC, sublayer.attention.decode_step(states, normed_BTC, context)};
+    return after(sublayer.norm, before, [&](const at::Tensor& x_BTC) {
+      return sublayer.attention.decode_step(states, x_BTC, context);
+    });
   };
-  ResidualStream attended = attend(attention_, state.attention, stream);
-  if (cross_attention_) attended = attend(*cross_attention_, state.cross_attention, attended);
-  const auto [x_BTC, normed_BTC] = feed_forward_norm_(attended);
-  return {x_BTC, feed_forward_(normed_BTC, context.tokens, std::nullopt)};
+  ResidualStream result = attend(attention_, state.attention, stream);
+  if (cross_attention_) result = attend(*cross_attention_, state.cross_attention, result);
+  if (!feed_forward_) return result;
+  return after(*feed_forward_norm_, result, [&](const at::Tensor& x_BTC) {
+    return (*feed_forward_)(x_BTC, context.tokens, std::nullopt);
+  });
 }
 
 double TransformerLayer::forward_flops(std::int64_t num_tokens) const {
   return attention_.attention.forward_flops(num_tokens, num_tokens) +
          (cross_attention_ ? cross_attention_->attention.forward_flops(num_tokens, num_tokens)
                            : 0) +
-         static_cast<double>(num_tokens) * feed_forward_.flops();
+         (feed_forward_ ? static_cast<double>(num_tokens) * feed_forward_->flops() : 0);
 }
 
 std::vector<const MultiHeadAttention*> TransformerLayer::attentions() const {

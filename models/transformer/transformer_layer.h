@@ -1,5 +1,6 @@
-// One pre-norm Transformer layer: x += attention(norm(x)); in a decoder of two stacks
-// x += cross_attention(norm(x)); x += feed_forward(norm(x)) (Vaswani et al. 2017, section 3.1).
+// One Transformer layer (Vaswani et al. 2017, section 3.1): attention, in a decoder of two stacks
+// cross-attention, and feed-forward unless model.attention_only. With model.norm: pre each sublayer
+// f does x += f(norm(x)); with post, x = norm(x + f(x)).
 //
 // Legend: B batch, T tokens, C channels.
 #pragma once
@@ -28,7 +29,7 @@ enum class StackRole {
 std::string stack_prefix(StackRole role);
 
 struct AttentionSublayer {
-  LayerNorm norm;  // before the attention
+  LayerNorm norm;  // before the attention, or after it and the addition (model.norm)
   MultiHeadAttention attention;
   std::int64_t noise_number;
 };
@@ -43,7 +44,7 @@ class TransformerLayer {
   TransformerLayer(const configs::Model& config, StackRole role, std::int64_t number,
                    std::int64_t sequence_length, Parameters& parameters);
 
-  // Returns the feed-forward output as `branch`, for the next norm to add.
+  // With model.norm: pre, returns the last sublayer's output as `branch`, for the next norm to add.
   ResidualStream forward(const ResidualStream& stream, const SequenceContext& context,
                          const std::optional<NoiseKey>& noise, NamedSums& sums) const;
 
@@ -59,14 +60,20 @@ class TransformerLayer {
   std::vector<const MultiHeadAttention*> attentions() const;
 
  private:
+  // The stream after a sublayer. f(x_BTC): its output, in which dropout was done.
+  template <typename Sublayer>
+  ResidualStream after(const LayerNorm& norm, const ResidualStream& before,
+                       const Sublayer& f) const;
+
   const Parameters& parameters_;
   int unit_;  // Parameters::begin_unit()
+  bool post_norm_;
   float dropout_;
   // In the order in which the forward pass uses them: gradient buckets fill from the end.
   AttentionSublayer attention_;
   std::optional<AttentionSublayer> cross_attention_;  // of a kTargetDecoder
-  LayerNorm feed_forward_norm_;
-  FeedForward feed_forward_;
+  std::optional<LayerNorm> feed_forward_norm_;        // both or none: model.attention_only
+  std::optional<FeedForward> feed_forward_;
 };
 
 }  // namespace birkhoff

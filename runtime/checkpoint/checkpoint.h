@@ -33,6 +33,9 @@ struct Retention {
 
 class CheckpointWriter {
  public:
+  // Gets the name of the first tensor, in the order of ranks, with a value that is not finite.
+  using NotFinite = std::function<void(const std::string& tensor)>;
+
   // Saves into `folder`/step-NNNNNNNN. `extra_files` (the tokenizer's model) are part of each
   // checkpoint. Rank 0 reads them here, so later changes to them have no effect. Rank 0 removes the
   // files of unfinished saves. Local. `world` is used only between steps, never by the writing
@@ -48,8 +51,10 @@ class CheckpointWriter {
   // Copies the data of the parts that this rank owns; a thread writes them. Collective over world.
   // If a save is still running, it is finished first. Ranks that hold equal parts must name the
   // same owner, and all parts of a tensor together must hold each element once (checked before the
-  // commit). Only rank 0's header is used.
-  void save(const CheckpointHeader& header, const std::vector<TensorPart>& parts);
+  // commit). Only rank 0's header is used. If a value is not finite, all ranks call `not_finite`
+  // before anything is written; it may throw.
+  void save(const CheckpointHeader& header, const std::vector<TensorPart>& parts,
+            const NotFinite& not_finite = {});
   // Call between steps: ranks vote on a running save and commit it once all have written. Returns
   // the folder committed in this call. If a write failed, this throws on all ranks an Error that
   // names rank, file, call and cure (kStorage if the file system failed); earlier checkpoints stay

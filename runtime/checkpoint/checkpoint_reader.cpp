@@ -273,10 +273,10 @@ std::string describe_checkpoint(const CheckpointFolder& checkpoint) {
            ? "no tokenizer"
            : fmt::format("{}, {}", manifest.tokenizer(), counted(manifest.vocabulary(), "id")));
   if (manifest.class_name_size() > 0) line("labels       {}", classes_text(manifest.class_name()));
-  line("model        {}, {}, {}, sequences of {}", counted(config.model().layers(), "layer"),
-       counted(config.model().channels(), "channel"), counted(config.model().heads(), "head"),
+  line("model        {}, sequences of {}", layers_text(config.model()),
        counted(config.data().sequence_length(), "token"));
   line("mechanism    {}", attention_text(config.model()));
+  line("optimizer    {}", optimization_text(config.train()));
   // Names come last, so that long ones shift no other column.
   line("\n{:>16}  {:<32}  {}", "bytes", "xxh3-128", "file");
   for (const auto& file : manifest.file()) {

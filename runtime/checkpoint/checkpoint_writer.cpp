@@ -14,6 +14,7 @@
 #include "data/tokenizers/tokenizer_file.h"
 #include "runtime/checkpoint/checkpoint.h"
 #include "runtime/checkpoint/commit.h"
+#include "runtime/checkpoint/finite_state.h"
 #include "runtime/checkpoint/layout.h"
 #include "runtime/checkpoint/manifest.h"
 #include "runtime/checkpoint/whole_tensors.h"
@@ -52,19 +53,22 @@ class CheckpointWriter::Impl {
     }
   }
 
-  void save(const CheckpointHeader& header, const std::vector<TensorPart>& parts) {
+  void save(const CheckpointHeader& header, const std::vector<TensorPart>& parts,
+            const NotFinite& not_finite) {
     finish();
-    stage(parts);
+    const std::string tensor = stage(parts);
+    if (!tensor.empty() && not_finite) not_finite(tensor);
     announce(header);
     const std::string model_name = my_model_file_name();
     const std::string state_name = state_file_name(world_.rank() + 1, world_.size());
     phase_ = Phase::kWriting;
     start_thread([this, model_name, state_name] {
       make_directory(aside_.string());  // folders may appear late on other machines
-      written_.Clear();
-      write(model_name, model_tensors_);
-      write(state_name, state_tensors_);
+      CheckpointManifest written;
+      write(model_name, model_tensors_, written);
+      write(state_name, state_tensors_, written);
       sync_directory(aside_.string());
+      written_ = written.SerializeAsString();
     });
   }
 
@@ -108,12 +112,13 @@ class CheckpointWriter::Impl {
  private:
   enum class Phase { kIdle, kWriting, kCommitting };  // the same on all ranks
 
-  // Copies what this rank writes into one host buffer, which grows only when the state does.
-  // Collective.
-  void stage(const std::vector<TensorPart>& parts) {
+  // Copies what this rank writes into one host buffer, which grows only when the state does. Returns
+  // the name of the first tensor that is not finite, or an empty one. Collective.
+  std::string stage(const std::vector<TensorPart>& parts) {
     model_tensors_.clear();
     state_tensors_.clear();
     std::vector<const TensorPart*> owned;
+    std::vector<TensorPart> checked;  // those that are not checked while they are copied here
     std::int64_t total_bytes = 0;
     for (const TensorPart& part : parts) {
       require(region_defect(part.region).empty() && part.owner >= 0 && part.owner < world_.size(),
@@ -121,7 +126,10 @@ class CheckpointWriter::Impl {
       require(part.data.numel() == part.region.flat_end - part.region.flat_begin &&
                   part.data.is_contiguous(),
               "a part's data must be contiguous and as long as its range");
-      if (part.owner == world_.rank() && is_written(part) && !is_cut(part)) owned.push_back(&part);
+      if (part.owner != world_.rank()) continue;
+      const bool copied = is_written(part) && !is_cut(part);
+      if (copied) owned.push_back(&part);
+      if (!copied || !part.data.is_cpu()) checked.push_back(part);
     }
     const WholeTensors cut(world_, parts);
     const std::vector<TensorPart> collected = cut.mine();
@@ -131,16 +139,19 @@ class CheckpointWriter::Impl {
     if (!staging_.defined() || staging_.numel() < total_bytes) {
       staging_ = at::empty({total_bytes}, at::kByte);
     }
+    std::string not_finite = find_non_finite(checked);
     std::vector<std::byte*> slots(collected.size());
     std::int64_t offset = 0;
     for (const TensorPart* part : owned) {
       const auto num_bytes = static_cast<std::int64_t>(part->data.nbytes());
       const at::Tensor slot = staging_.narrow(0, offset, num_bytes);
+      auto* const bytes = static_cast<std::byte*>(slot.mutable_data_ptr());
       if (part->data.is_meta()) {
-        slots[static_cast<std::size_t>(part - collected.data())] =
-            static_cast<std::byte*>(slot.mutable_data_ptr());
-      } else {
+        slots[static_cast<std::size_t>(part - collected.data())] = bytes;
+      } else if (!part->data.is_cpu()) {
         slot.view(part->data.scalar_type()).copy_(part->data);
+      } else if (!copy_finite(part->data, bytes) && not_finite.empty()) {
+        not_finite = part->name;
       }
       auto& list = belongs_to_model(*part) ? model_tensors_ : state_tensors_;
       list.push_back(
@@ -148,6 +159,10 @@ class CheckpointWriter::Impl {
       offset += staged_bytes(*part);
     }
     cut.collect([&](std::size_t i) { return slots[i]; });
+    for (std::string& name : world_.all_gather_bytes(not_finite, "state that is not finite")) {
+      if (!name.empty()) return std::move(name);
+    }
+    return "";
   }
 
   // Rank 0 announces the step and makes its folder; all ranks learn whether that worked.
@@ -195,31 +210,29 @@ class CheckpointWriter::Impl {
                            std::count(owns, owns + world_.size(), 1));
   }
 
-  // On the thread: writes one file and its entries for the manifest.
-  void write(const std::string& name, std::vector<StagedTensor>& tensors) {
+  // On the thread: writes one file, and adds its entries to `written`.
+  void write(const std::string& name, std::vector<StagedTensor>& tensors,
+             CheckpointManifest& written) {
     if (tensors.empty()) {
       return;
     }
-    *written_.add_file() = write_tensor_file(aside_, name, tensors, abandon_);
+    *written.add_file() = write_tensor_file(aside_, name, tensors, abandon_);
     for (const StagedTensor& tensor : tensors) {
-      *written_.add_tensor() = tensor.entry;
+      *written.add_tensor() = tensor.entry;
     }
   }
 
   // Call once all ranks have written: rank 0 gets their lists, and its thread commits.
   void start_commit() {
-    const std::vector<std::string> lists =
-        world_.all_gather_bytes(written_.SerializeAsString(), "checkpoint files");
+    const std::vector<std::string> lists = world_.all_gather_bytes(written_, "checkpoint files");
     phase_ = Phase::kCommitting;
     if (world_.rank() != 0) {
       return;
     }
-    for (const std::string& list : lists) {
-      CheckpointManifest of_rank;
-      require(of_rank.ParseFromString(list), "a rank's list of checkpoint files");
-      manifest_.MergeFrom(of_rank);
-    }
-    start_thread([this] {
+    start_thread([this, lists] {
+      for (const std::string& list : lists) {
+        require(manifest_.MergeFromString(list), "a rank's list of checkpoint files");
+      }
       commit_checkpoint(folder_, aside_, manifest_, extra_files_, retention_, require_folder_);
     });
   }
@@ -314,7 +327,7 @@ class CheckpointWriter::Impl {
   // both at once.
   at::Tensor staging_;
   std::vector<StagedTensor> model_tensors_, state_tensors_;
-  CheckpointManifest written_;  // files and tensors of this rank
+  std::string written_;  // files and tensors of this rank: a serialized CheckpointManifest
   std::string failure_;
   ExitCode failure_code_ = ExitCode::kOk;
 
@@ -329,8 +342,9 @@ CheckpointWriter::CheckpointWriter(fs::path folder, Retention retention,
     : impl_(std::make_unique<Impl>(std::move(folder), retention, extra_files, world,
                                    std::move(require_folder))) {}
 CheckpointWriter::~CheckpointWriter() = default;
-void CheckpointWriter::save(const CheckpointHeader& header, const std::vector<TensorPart>& parts) {
-  impl_->save(header, parts);
+void CheckpointWriter::save(const CheckpointHeader& header, const std::vector<TensorPart>& parts,
+                            const NotFinite& not_finite) {
+  impl_->save(header, parts, not_finite);
 }
 std::optional<fs::path> CheckpointWriter::poll() { return impl_->poll(); }
 std::optional<fs::path> CheckpointWriter::finish() { return impl_->finish(); }

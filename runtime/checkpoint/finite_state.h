@@ -2,20 +2,20 @@
 // so in all later steps.
 #pragma once
 
+#include <cstddef>
 #include <string>
 #include <vector>
 
-#include "cluster/base/collectives/process_group.h"
 #include "runtime/checkpoint/tensor_part.h"
 
 namespace birkhoff {
 
-// The name of the first tensor, in the order of ranks, with a non-finite value in a part that its
-// rank owns; empty if there is none. Reads all of the state once. Collective over `world`; the same
-// on all ranks.
-std::string find_non_finite(const std::vector<TensorPart>& parts, ProcessGroup& world);
+// Whether all values of a contiguous tensor on the CPU are finite. Also copies them to `out`, unless
+// it is null: one pass over memory, because training waits for it.
+bool copy_finite(const at::Tensor& data, std::byte* out);
 
-// The same for all parts that one process holds, whatever their owner. Local.
+// The name of the first part, of any owner, with a value that is not finite; empty if there is none.
+// Reads all parts once. Waits for a GPU that holds some of them. Local.
 std::string find_non_finite(const std::vector<TensorPart>& parts);
 
 }  // namespace birkhoff

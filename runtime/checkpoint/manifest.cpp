@@ -14,6 +14,7 @@
 #include "configs/loader/check.h"
 #include "configs/loader/checksummed_json.h"
 #include "configs/loader/message_text.h"
+#include "data/batch/image_dims.h"
 #include "data/corpus/manifest.h"
 #include "runtime/checkpoint/safetensors.h"
 #include "runtime/gradients/loss_scale.h"
@@ -30,9 +31,9 @@ void check_range(std::int64_t value, std::int64_t least, const char* field) {
   reject_if(value < least, "{} is {}, below {}", field, value, least);
 }
 
-// Models of images have data.sequence_length tokens, but at least one value.
+// A model of images keeps their size; other models have none.
 void check_image_shape(const CheckpointManifest& manifest) {
-  constexpr std::int64_t kMaxSize = 65536;
+  constexpr std::int64_t kMaxSize = ImageDims::kMaxSize;
   reject_if(manifest.image_shape_size() != 0 && manifest.image_shape_size() != 3,
             "image_shape has {} sizes, not rows, columns and channels",
             manifest.image_shape_size());

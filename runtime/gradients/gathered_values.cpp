@@ -22,15 +22,16 @@ GatheredValues::GatheredValues(ProcessGroup& group, std::vector<GradBucket>& buc
 std::vector<std::size_t> GatheredValues::buckets_of(const std::vector<int>& units) const {
   std::vector<std::size_t> all;
   for (const int unit : units) {
-    const auto& some = buckets_of_.at(static_cast<std::size_t>(unit));
+    // The first unit has a predecessor, the last a successor, and a unit may have no parameters.
+    if (unit < 0 || unit >= static_cast<int>(buckets_of_.size())) continue;
+    const auto& some = buckets_of_[static_cast<std::size_t>(unit)];
     all.insert(all.end(), some.begin(), some.end());
   }
   return all;
 }
 
 std::vector<std::size_t> GatheredValues::buckets_of(std::optional<int> unit) const {
-  const bool exists = unit && *unit >= 0 && *unit < static_cast<int>(buckets_of_.size());
-  return exists ? buckets_of(std::vector<int>{*unit}) : std::vector<std::size_t>();
+  return unit ? buckets_of(std::vector<int>{*unit}) : std::vector<std::size_t>();
 }
 
 void GatheredValues::begin_use(const std::vector<int>& units) {

@@ -5,7 +5,7 @@
 #include "cluster/base/error.h"
 #include "configs/schema/config.pb.h"
 #include "runtime/optimizers/adafactor.h"
-#include "runtime/optimizers/adamw.h"
+#include "runtime/optimizers/fused_optimizer.h"
 
 namespace birkhoff {
 
@@ -40,7 +40,14 @@ std::unique_ptr<Optimizer> make_optimizer(const configs::Optimizer& config, Grad
   switch (config.kind_case()) {
     case configs::Optimizer::kAdamw:
     case configs::Optimizer::KIND_NOT_SET:
-      return std::make_unique<AdamW>(config.adamw(), buckets);
+      return std::make_unique<FusedOptimizer<AdamWRule>>(
+          AdamWRule{config.adamw().beta1(), config.adamw().beta2(), config.adamw().epsilon(),
+                    config.adamw().weight_decay()},
+          buckets);
+    case configs::Optimizer::kSgd:
+      return std::make_unique<FusedOptimizer<SgdRule>>(
+          SgdRule{config.sgd().momentum(), config.sgd().weight_decay(), config.sgd().nesterov()},
+          buckets);
     case configs::Optimizer::kAdafactor:
       return std::make_unique<Adafactor>(config.adafactor(), buckets);
   }

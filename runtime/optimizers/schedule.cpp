@@ -9,7 +9,8 @@
 
 namespace birkhoff {
 
-double learning_rate(const configs::Schedule& schedule, std::int64_t step, std::int64_t num_steps) {
+double learning_rate(const configs::Schedule& schedule, std::int64_t step, std::int64_t num_steps,
+                     std::int64_t epoch) {
   const double peak = schedule.learning_rate();
   const double warmup = static_cast<double>(schedule.warmup_steps());
   const double s = static_cast<double>(step);
@@ -29,6 +30,12 @@ double learning_rate(const configs::Schedule& schedule, std::int64_t step, std::
     case configs::Schedule::rsqrt_decay: {
       const double held = std::max(warmup, 1.0);
       return peak * std::sqrt(held / std::max(s, held));
+    }
+    case configs::Schedule::step_decay: {
+      const auto& epochs = schedule.decay_epoch();
+      const auto decays =
+          std::count_if(epochs.begin(), epochs.end(), [=](auto at) { return epoch >= at; });
+      return peak * rise * std::pow(schedule.decay_factor(), static_cast<double>(decays));
     }
   }
   require(false, "a schedule of the schema");

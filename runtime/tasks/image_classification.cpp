@@ -115,10 +115,10 @@ class ImageClassificationTask final : public Task {
            kTask, patch, shape.rows, shape.columns);
     }
     const std::int64_t patches = (shape.rows / patch) * (shape.columns / patch);
-    check_length(config_, patches + class_tokens(),
-                 fmt::format("an image of {} has {}{}", dims_text(shape),
-                             counted(patches, "patch", "patches"),
-                             class_tokens() > 0 ? " and the class token" : ""));
+    check_length(
+        config_, patches + class_tokens(),
+        fmt::format("an image of {} has {}{}", shape.text(), counted(patches, "patch", "patches"),
+                    class_tokens() > 0 ? " and the class token" : ""));
     const std::int64_t shift = task().augment().shift();
     if (shift >= std::min(shape.rows, shape.columns)) {
       fail(ExitCode::kConfig,
@@ -132,10 +132,6 @@ class ImageClassificationTask final : public Task {
       if (values->size() <= 1 || values->size() == shape.channels) continue;
       fail(ExitCode::kConfig, "{}.{}: has {}, but images have {}; give one value, or one for each",
            kTask, name, counted(values->size(), "value"), counted(shape.channels, "channel"));
-    }
-    if (std::ranges::any_of(task().pixel_std(), [](float value) { return !(value > 0); })) {
-      fail(ExitCode::kConfig, "{}.pixel_std: must be above 0, because values are divided by it",
-           kTask);
     }
   }
 

@@ -15,10 +15,6 @@ void check_length(const configs::Config& config, std::int64_t tokens, const std:
        config.data().sequence_length(), what, tokens);
 }
 
-std::string dims_text(const ImageDims& shape) {
-  return fmt::format("{} x {} x {}", shape.rows, shape.columns, shape.channels);
-}
-
 ImageDims shape_of_area(std::int64_t area, std::int64_t channels) {
   std::int64_t rows = 1;
   for (std::int64_t i = 1; i * i <= area; ++i) {

@@ -14,9 +14,6 @@ namespace birkhoff {
 // in words. Error(kConfig).
 void check_length(const configs::Config& config, std::int64_t tokens, const std::string& what);
 
-// "28 x 28 x 1".
-std::string dims_text(const ImageDims& shape);
-
 // An image of `area` pixels: a square, or else the rectangle that is closest to one.
 ImageDims shape_of_area(std::int64_t area, std::int64_t channels);
 

@@ -82,7 +82,7 @@ class PixelModelTask final : public Task {
   }
   void check_shape(const ImageDims& shape) const {
     check_length(config_, shape.values(),
-                 fmt::format("an image of {} has {} values", dims_text(shape), shape.values()));
+                 fmt::format("an image of {} has {} values", shape.text(), shape.values()));
   }
   // Of as many values as data.sequence_length says: of colors, if these make a square.
   ImageDims shape_without_corpus() const {

@@ -32,7 +32,7 @@ def corpus():
         return folder
     FOLDER.mkdir(parents=True, exist_ok=True)
     pixels, labels = images()
-    arguments = []
+    arguments = ["--valid", 0]
     for split, (begin, end) in SPLITS.items():
         path = FOLDER / f"{split}-images-idx3-ubyte"
         path.write_bytes(struct.pack(">4i", 0x803, end - begin, 28, 28) +

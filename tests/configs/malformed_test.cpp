@@ -100,7 +100,8 @@ const Malformed kMalformed[] = {
     {"model { bias: 2 }", "2:15: model.bias", "'2' does not fit bool"},
     {"model { bias: \"true\" }", "2:15: model.bias", "expected true or false, got '\"true\"'"},
     {"model { positions: leaned }", "2:20: model.positions",
-     "unknown value 'leaned'; allowed: learned, sinusoidal, no_positions; did you mean 'learned'?"},
+     "unknown value 'leaned'; allowed: learned, sinusoidal, no_positions, image_axes; did you mean "
+     "'learned'?"},
     {"model { positions: 17 }", "2:20: model.positions", "unknown value '17'; allowed: learned"},
     {"model { positions: \"learned\" }", "2:20: model.positions", "expected one of learned"},
     {"train { schedule { shape: linear } }", "2:27: train.schedule.shape",
@@ -242,7 +243,8 @@ TEST(Malformed, TaskIsMissing) {
   for (const char* text : {"", "task {}", "train { steps: 5 }"}) {
     EXPECT_THAT(config_error([&] { parse_config(text, "text", {}); }),
                 HasSubstr("task: no task is chosen; choose what to learn, for instance task { "
-                          "language_model {} } (or language_model, translation, classification)"));
+                          "language_model {} } (or language_model, translation, classification, "
+                          "pixel_model, image_classification, point_sets)"));
   }
 }
 

@@ -34,6 +34,13 @@ void RandomConfig::fill(Message& message, bool hostile) {
                                   : *reflection.MutableMessage(&message, field),
              hostile);
       }
+    } else if (field->is_repeated()) {  // numbers
+      const bool is_integer = field->cpp_type() == FieldDescriptor::CPPTYPE_INT32;
+      for (std::uint64_t j = below(3); j > 0; --j) {
+        const auto number = static_cast<std::int32_t>(below(9)) - (hostile ? 4 : 0);
+        if (is_integer) reflection.AddInt32(&message, field, number);
+        if (!is_integer) reflection.AddFloat(&message, field, static_cast<float>(number) / 4);
+      }
     } else {
       set(message, field, hostile && one_in(20));
     }
@@ -186,10 +193,19 @@ void make_consistent(configs::Config& config) {
   config.mutable_data()->set_sequence_length(256);
   if (config.train().optimizer().has_adafactor()) config.mutable_train()->clear_zero();
   config.clear_device();
+  config.mutable_train()->mutable_schedule()->clear_decay_epoch();
+  if (config.train().schedule().shape() == configs::Schedule::step_decay) {
+    config.mutable_train()->mutable_schedule()->add_decay_epoch(3);
+  }
   auto& model = *config.mutable_model();
   model.set_heads(4);
   model.set_channels(64);
   model.set_layers(std::clamp(model.layers(), 0, 4));
+  if (model.attention_only()) {
+    model.clear_feed_forward();
+    model.clear_activation();
+    model.mutable_dropout()->clear_activation();
+  }
   const auto share_heads = [](auto& attentions) {
     for (auto& attention : attentions) {
       for (auto& group : *attention.mutable_group()) group.set_heads(1);

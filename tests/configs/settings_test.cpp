@@ -152,7 +152,7 @@ TEST(Settings, ErrorsNameTheSetting) {
 TEST(Settings, ValuesThatDoNotFitTheFile) {
   EXPECT_EQ(config_error([] { parse("model { channels: 128 }", {"model.heads=3"}); }),
             "text:2:9: model.channels: 128 channels cannot be split among 3 heads; make "
-            "model.channels a multiple of model.heads");
+            "model.channels a multiple of model.heads, or set model.head_channels");
   EXPECT_THAT(config_error([] { set({"model.attention.0.group.0.heads=3"}); }),
               HasSubstr("model.attention.0: its groups have 3 heads together, model.heads is 4"));
 }

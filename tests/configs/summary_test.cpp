@@ -35,6 +35,21 @@ TEST(Summary, AttentionIsNamedWithWhatIsNotItsDefault) {
       "2 heads block_local sink: true key_heads: 1, 2 heads dense");
 }
 
+TEST(Summary, LayersAndOptimizationAreNamedWithWhatIsNotTheirDefault) {
+  const configs::Config plain = parse("model { channels: 16 }", {});
+  EXPECT_EQ(layers_text(plain.model()), "4 layers, 16 channels, 4 heads");
+  EXPECT_EQ(optimization_text(plain.train()), "adamw, cosine");
+  const configs::Config other = parse(
+      "model { channels: 16 layers: 1 heads: 2 head_channels: 5 norm: post attention_only: true } "
+      "train { optimizer { sgd { nesterov: true } } "
+      "schedule { shape: step_decay decay_epoch: [30, 60] } }",
+      {});
+  EXPECT_EQ(layers_text(other.model()),
+            "1 layer, 16 channels, 2 heads of 5, post-norm, attention only");
+  EXPECT_EQ(optimization_text(other.train()),
+            "sgd { nesterov: true }, step_decay at epochs 30, 60");
+}
+
 TEST(Summary, FieldsThatDifferAreRowsInTheOrderOfTheSchema) {
   const std::vector<configs::Config> configs = {
       parse("train { steps: 5 }", {}), parse("train { steps: 7 } model { layers: 2 }", {}),

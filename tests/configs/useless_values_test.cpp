@@ -186,7 +186,7 @@ TEST(Needs, NameFieldsAndTheirValues) {
       }
     }
   }
-  EXPECT_EQ(num_fields, 38);
+  EXPECT_EQ(num_fields, 40);
 }
 
 }  // namespace

@@ -94,6 +94,9 @@ TEST(Prepare, NeverRemovesAFileOfTheUser) {
                                          "valid-tokens-00012.h5.tmp",
                                          "test-tokens-123456.h5",
                                          "train-label-00000.h5",
+                                         "test-image-00003.h5",
+                                         ".finished-test-00003",
+                                         ".finished-train-00000.tmp-node-1.x-42-00c0ffee",
                                          "tokenizer.chars",
                                          "tokenizer.model.tmp-node-1.x-42-00c0ffee",
                                          "manifest.json.tmp-a-7-00000000",
@@ -107,7 +110,8 @@ TEST(Prepare, NeverRemovesAFileOfTheUser) {
        {"train-mytext.txt", "train-tokens-00000.h5.bak", "train-tokens-1.h5", "valid-",
         "dev-tokens-00000.h5", "train-labels-00000.h5", "tokenizer.md", "tokenizer.model.tmp",
         "tokenizer.words.tmp-old", "manifest.json.orig", "manifest-json", ".input-", ".input-old",
-        ".unfinished2", "letter"}) {
+        ".unfinished2", "letter", "train-images-00000.h5", ".finished-train",
+        ".finished-dev-00000"}) {
     leave_unfinished();
     write_text(folder / ("corpus/" + name), "dear");
     const auto before = content_of(folder / "corpus");

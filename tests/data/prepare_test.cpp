@@ -145,12 +145,13 @@ TEST(Prepare, OurSubwordModelsGiveTheSameIdsInAnyParts) {
   for (const std::int64_t part_bytes : {40, 100, 333, 1000, 16 << 10, 64 << 10}) {
     std::vector<std::int32_t> ids;
     int parts = 0;
-    for_each_chunk({folder / "text", "text", "text", bytes}, 0, bytes, part_bytes,
-                   [&](std::string_view part, std::int64_t) {
-                     ++parts;
-                     const auto more = tokenizer->encode(part);
-                     ids.insert(ids.end(), more.begin(), more.end());
-                   });
+    const Document document{folder / "text", "text", "text", bytes};
+    DocumentReader reader(document);
+    for_each_chunk(reader, 0, bytes, part_bytes, [&](std::string_view part, std::int64_t) {
+      ++parts;
+      const auto more = tokenizer->encode(part);
+      ids.insert(ids.end(), more.begin(), more.end());
+    });
     EXPECT_GT(parts, 1);
     EXPECT_EQ(ids, whole) << part_bytes;
   }

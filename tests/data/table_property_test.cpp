@@ -82,7 +82,8 @@ RC_GTEST_PROP(TableProperty, RowsComeBack, ()) {
         RC_ASSERT(row.shown_path == fmt::format("{}:{}", folder / "t.tsv", next));
         RC_ASSERT(row.bytes == static_cast<std::int64_t>(expected[table.text].size()));
         std::string parts;
-        for_each_chunk(row, 0, row.bytes, 5, [&](std::string_view part, std::int64_t offset) {
+        DocumentReader reader(row);
+        for_each_chunk(reader, 0, row.bytes, 5, [&](std::string_view part, std::int64_t offset) {
           RC_ASSERT(offset == static_cast<std::int64_t>(parts.size()));
           parts += part;
         });

@@ -13,7 +13,7 @@
 #include "data/corpus/corpus.h"
 #include "data/corpus/verify.h"
 #include "data/prepare/classes.h"
-#include "data/prepare/text_lines.h"
+#include "data/text/text_lines.h"
 #include "tests/data/helpers.h"
 #include "tests/data/prepare_helpers.h"
 #include "tests/sample_data.h"
@@ -363,7 +363,7 @@ TEST(Tables, RefuseWhatTheyCannotUse) {
        {"t.tsv:4", "'a\\x01b'", "control"});
   data(good + "caf\xe9\t0\n", {"t.tsv:4: byte 3 of its text is not UTF-8", "words"});
   data("text\tlabel\na\t0\nb\t0\n", {"'0'", "at least two"});
-  data("\x1f\x8b\x08" + good, {"gzip", "zcat"});
+  data("\x1f\x8b\x08" + good, {"damaged gzip data"});
   data("\xff\xfe" + good, {"UTF-16", "iconv"});
   for (const TableColumns& columns : {TableColumns{"", "1"}, TableColumns{"1", "a\nb"}}) {
     write_text(folder / "t.tsv", good);
@@ -386,7 +386,7 @@ TEST(Tables, ARowThatChangesMeanwhileIsNoticed) {
     expect_error(ExitCode::kData,
                  [&] {
                    prepare_corpus(options, [&](const PrepareProgress& progress) {
-                     if (progress.phase == "read tables") write_text(folder / "t.tsv", changed);
+                     if (progress.phase == "read documents") write_text(folder / "t.tsv", changed);
                    });
                  },
                  {"changed while it was read"});

@@ -70,15 +70,20 @@ TEST_F(OddTexts, ADocumentOfNothingButAMarkIsNone) {
 }
 
 TEST_F(OddTexts, BytesTakeEverythingAndSaySo) {
-  const std::vector<std::string> texts = {"\x1f\x8b\x08 gzip\0"s, "\xff\xfew\0i\0d\0e\0"s,
-                                          "binary\0data"s,        "more\0binary\0data"s,
-                                          "PK\x03\x04 zip",       "text"};
+  const std::vector<std::string> texts = {
+      "\xfd"
+      "7zXZ\0 xz"s,
+      "\xff\xfew\0i\0d\0e\0"s,
+      "binary\0data"s,
+      "more\0binary\0data"s,
+      "PK\x03\x04 zip",
+      "text"};
   for (const std::int64_t chunk_bytes : {0, 5}) {
     EXPECT_THAT(
         notes_on(texts, "bytes", chunk_bytes),
         ElementsAre(
-            AllOf(HasSubstr("1 document of gzip data"),
-                  HasSubstr("zcat " + folder_ / "in/0" + " | birkhoff ... -")),
+            AllOf(HasSubstr("1 document of xz data"),
+                  HasSubstr("xzcat " + folder_ / "in/0" + " | birkhoff ... -")),
             AllOf(HasSubstr("1 document of zip data"), HasSubstr("unzip -p " + folder_ / "in/4")),
             AllOf(HasSubstr("1 document of UTF-16"), HasSubstr("iconv -f UTF-16 -t UTF-8")),
             AllOf(HasSubstr("2 documents with NUL bytes"),

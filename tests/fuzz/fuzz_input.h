@@ -18,6 +18,16 @@ inline void expect_promise(bool kept, const std::string& promise) {
   if (!kept) throw std::logic_error("broken promise: " + promise);
 }
 
+// A refusal must be one short line.
+inline void expect_line(const std::string& what) {
+  expect_promise(!what.empty() && what.size() < 1000,
+                 fmt::format("a short message, not {} bytes", what.size()));
+  for (const char c : what) {
+    expect_promise(static_cast<unsigned char>(c) >= 0x20 && c != 0x7f,
+                   "a line without control characters: " + what);
+  }
+}
+
 // Runs `body`. Returns true if it returns. An Error must have this code and be one short line.
 template <typename Body>
 bool is_accepted(ExitCode code, Body body) {
@@ -29,12 +39,7 @@ bool is_accepted(ExitCode code, Body body) {
     expect_promise(error.code() == code,
                    fmt::format("exit code {} here, not {}: {}", static_cast<int>(code),
                                static_cast<int>(error.code()), what));
-    expect_promise(!what.empty() && what.size() < 1000,
-                   fmt::format("a short message, not {} bytes", what.size()));
-    for (const char c : what) {
-      expect_promise(static_cast<unsigned char>(c) >= 0x20 && c != 0x7f,
-                     "a line without control characters: " + what);
-    }
+    expect_line(what);
     return false;
   }
 }

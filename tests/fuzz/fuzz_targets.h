@@ -28,4 +28,12 @@ void fuzz_shard(std::string_view input);
 // tests/data/tokenizer_test.cpp damages them.
 void fuzz_tokenizer(std::string_view input);
 
+// Files of images. A PNG, and a JPEG.
+void fuzz_png(std::string_view input);
+void fuzz_jpeg(std::string_view input);
+// The first two bytes are the size of a file of labels, which follows; the rest is its images.
+void fuzz_idx(std::string_view input);
+void fuzz_cifar(std::string_view input);
+void fuzz_npz(std::string_view input);
+
 }  // namespace birkhoff

@@ -62,7 +62,10 @@ INSTANTIATE_TEST_SUITE_P(Targets, Fuzz,
                                          Target{"checkpoint_manifest", fuzz_checkpoint_manifest},
                                          Target{"safetensors", fuzz_safetensors},
                                          Target{"shard", fuzz_shard},
-                                         Target{"tokenizer", fuzz_tokenizer}),
+                                         Target{"tokenizer", fuzz_tokenizer},
+                                         Target{"png", fuzz_png}, Target{"jpeg", fuzz_jpeg},
+                                         Target{"idx", fuzz_idx}, Target{"cifar", fuzz_cifar},
+                                         Target{"npz", fuzz_npz}),
                          [](const auto& target) { return std::string(target.param.name); });
 
 TEST_P(Fuzz, SeedsAndDamagedSeeds) {

@@ -51,6 +51,8 @@ TEST_F(TrainOnGpu, LossesAreTheCpus) {
   expect_like_the_cpu("recompute", {"train.recompute=true"}, 1e-3);
   expect_like_the_cpu("dropout", {"model.dropout.residual=0.1"}, 1e-3);
   expect_like_the_cpu("adafactor", {"train.optimizer.adafactor.clip_update=1"}, 1e-3);
+  expect_like_the_cpu("sgd", {"train.optimizer.sgd.momentum=0.9"}, 1e-3);
+  expect_like_the_cpu("post-norm", {"model.norm=post", "model.head_channels=24"}, 1e-3);
   expect_like_the_cpu("bf16", {"train.precision=bf16"}, 3e-2);
 }
 

@@ -401,7 +401,7 @@ TEST(ModelsOfImages, RefuseWhatDoesNotFitInOneLine) {
        "one for each",
        {4, 4, 3}},
       {image + "patch: 2 pixel_std: 0 }", "", "5",
-       "task.image_classification.pixel_std: must be above 0, because values are divided by it"},
+       "task.image_classification.pixel_std.0: must be in (0, 1e6], is 0"},
       {image + "patch: 2 augment { shift: 4 } }", "", "5",
        "task.image_classification.augment.shift: 4 moves images of 4 x 4 pixels out of sight; set "
        "at most 3"},

@@ -15,16 +15,18 @@ constexpr const char* kMechanisms[] = {
     "sinkhorn { block: 4 causal_balance: none tie_key_value: true combine: add_outputs }",
     "sinkhorn_mixture { sinkhorn { block: 4 combine: add_logits } }"};
 
-std::string model_text(const std::string& mechanism) {
-  return "bias: true attention { group { mechanism { " + mechanism + " } } }";
+std::string model_text(const std::string& mechanism, const std::string& norm = "pre") {
+  return "norm: " + norm + " bias: true attention { group { mechanism { " + mechanism + " } } }";
 }
 
 // `precision`: its name. The tolerances bound the rounding errors of the loss and the gradients.
-void check_against_fp64(const char* precision, double loss_tolerance, double gradient_tolerance) {
+void check_against_fp64(const char* precision, double loss_tolerance, double gradient_tolerance,
+                        const std::string& norm = "pre") {
   const Batch batch = make_batch(4, 16);
   for (const char* const mechanism : kMechanisms) {
     const auto run = [&](const std::string& chosen) {
-      const TestModel model = make_test_model(model_text(mechanism), {"train.precision=" + chosen});
+      const TestModel model =
+          make_test_model(model_text(mechanism, norm), {"train.precision=" + chosen});
       const LossSums sums = model->loss_sums(batch, make_noise(batch));
       EXPECT_EQ(sums.nats.scalar_type(), at::kDouble);
       sums.loss.backward();
@@ -49,6 +51,10 @@ void check_against_fp64(const char* precision, double loss_tolerance, double gra
 }
 
 TEST(Bf16, LossAndGradientsAreThoseOfFp64UpToBf16) { check_against_fp64("bf16", 0x1p-8, 0.03); }
+
+TEST(Bf16, PostNormLayersKeepTheirStreamInFp32) {
+  check_against_fp64("bf16", 0x1p-8, 0.03, "post");
+}
 
 TEST(Fp16, LossAndGradientsAreThoseOfFp64UpToFp16) { check_against_fp64("fp16", 0x1p-11, 0.004); }
 

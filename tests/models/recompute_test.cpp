@@ -65,11 +65,14 @@ std::vector<at::Tensor> gradients(const TestModel& model, const Batch& batch,
 
 TEST(Recompute, GivesTheSameBits) {
   const Batch batch = make_batch(4, 16);
-  for (const char* const precision : {"fp32", "fp64"}) {
-    const std::string setting = std::string("train.precision=") + precision;
-    const TestModel plain = make_test_model(kModel, {setting, "model.layers=3"});
-    const TestModel recomputing =
-        make_test_model(kModel, {setting, "model.layers=3", "train.recompute=true"});
+  for (const auto& [precision, norm] :
+       {std::pair("fp32", "pre"), std::pair("fp64", "pre"), std::pair("fp32", "post")}) {
+    const std::vector<std::string> settings = {std::string("train.precision=") + precision,
+                                               std::string("model.norm=") + norm, "model.layers=3"};
+    const TestModel plain = make_test_model(kModel, settings);
+    std::vector<std::string> with_recompute = settings;
+    with_recompute.push_back("train.recompute=true");
+    const TestModel recomputing = make_test_model(kModel, with_recompute);
     enlarge_parameters(*plain.model);
     enlarge_parameters(*recomputing.model);
     std::vector<int> calls, recomputing_calls;

@@ -167,6 +167,9 @@ TEST(TensorParallel, OfEachKindOfModel) {
   const std::string variants[] = {
       dense + "activation: geglu positions: learned tie_embeddings: false bias: true",
       dense + "embedding_channels: 6 positions: sinusoidal scale_embeddings: true",
+      dense + "norm: post bias: true",
+      "norm: post head_channels: 6 attention { group { heads: 2 mechanism { sinkhorn { block: 4 } } "
+      "} group { heads: 2 key_heads: 2 mechanism { dense {} } } }",
       dense + "feed_forward: 20",  // parts of hidden units begin within a counter of the noise
       // Several sections of queries, keys, values and outputs.
       "attention { group { heads: 2 mechanism { sinkhorn { block: 4 tie_key_value: true "
@@ -181,6 +184,10 @@ TEST(TensorParallel, OfEachKindOfModel) {
     SCOPED_TRACE(variant);
     expect_equal_to_one_rank({.model = variant + kDropout, .batch = make_batch(3, 14)}, 2, 1e-10);
   }
+  expect_equal_to_one_rank({.model = dense + "attention_only: true head_channels: 3 dropout { "
+                                             "embedding: 0.2 residual: 0.3 }",
+                            .batch = make_batch(3, 14)},
+                           2, 1e-10);
 }
 
 TEST(TensorParallel, WithRecomputationAndInFp32) {
@@ -192,15 +199,16 @@ TEST(TensorParallel, WithRecomputationAndInFp32) {
     return Problem{.model = model, .settings = std::move(settings), .batch = make_batch(2, 16)};
   };
   expect_equal_to_one_rank(problem({"train.recompute=true"}), 2, 1e-10);
+  expect_equal_to_one_rank(problem({"train.recompute=true", "model.norm=post"}), 2, 1e-10);
   expect_equal_to_one_rank(problem({"train.precision=fp32"}), 4, 1e-5);
 }
 
 // Rounding to bf16 happens at other points, so the results of one rank are no reference: both are
 // compared with fp64.
-TEST(TensorParallel, Bf16IsAsCloseToFp64AsOnOneRank) {
-  const auto problem = [](const std::string& precision) {
+void check_bf16(const std::string& norm) {
+  const auto problem = [&](const std::string& precision) {
     return Problem{.model = attention("block_local { block: 4 look_back: 1 }") + "bias: true",
-                   .settings = {"train.precision=" + precision},
+                   .settings = {"train.precision=" + precision, "model.norm=" + norm},
                    .batch = make_batch(2, 16)};
   };
   const TestModel exact = problem("fp64").make(at::kCPU), whole = problem("bf16").make(at::kCPU);
@@ -225,6 +233,11 @@ TEST(TensorParallel, Bf16IsAsCloseToFp64AsOnOneRank) {
           << p.name;
     }
   });
+}
+
+TEST(TensorParallel, Bf16IsAsCloseToFp64AsOnOneRank) {
+  check_bf16("pre");
+  check_bf16("post");
 }
 
 // Fewer tokens than ranks, and more ids than the last rank's share.
@@ -281,14 +294,14 @@ TEST(TensorParallel, AnEvaluationOfManyIdsIsTheSame) {
 }
 
 // An encoder, and a decoder that reads its outputs.
-TEST(TensorParallel, OfTwoStacks) {
+void check_two_stacks(const std::string& norm) {
   const configs::Config config = parse_config(
       "task { translation {} } data { corpus: 'none' sequence_length: 16 } "
       "train { precision: fp64 } model { layers: 2 channels: 16 heads: 4 bias: true " +
           kDropout +
           " encoder { cross_attention { group { mechanism { sortcut { blocks: 2 sinkhorn { "
           "block: 4 gumbel_noise: true } } } } } } }",
-      "test", {});
+      "test", {"model.norm=" + norm});
   Batch source = make_batch(2, 13, 5);
   source.fields["lengths"] = at::tensor({13, 6}, at::kLong);
   const Batch target = make_batch(2, 10, 7);
@@ -337,6 +350,11 @@ TEST(TensorParallel, OfTwoStacks) {
       expect_near(x.select(1, 0), all.select(1, t), 1e-10, "decoded");
     }
   });
+}
+
+TEST(TensorParallel, OfTwoStacks) {
+  check_two_stacks("pre");
+  check_two_stacks("post");
 }
 
 TEST(TensorParallel, MoreRanksThanIdsAreRefused) {

@@ -218,6 +218,52 @@ TEST(TextClassifier, PoolsTheMeanOrTheFirstToken) {
   EXPECT_GT(greatest_difference(log_probabilities(mean, longer), once), 1e-3);
 }
 
+// The maximum of each channel over the text, without its padding; equal maxima share the gradient.
+TEST(TextClassifier, PoolsTheMaximum) {
+  const TestModel model =
+      make_test_classifier("bias: true", {"task.classification.pooling=max", "model.layers=1"});
+  enlarge_parameters(*model.model);
+  // The last norm's outputs, through which one looks by a linear output layer: negative values of
+  // padding must not win, so all outputs are made negative.
+  parameter_of(*model.model, "final_norm.bias").detach().fill_(-50);
+  const Batch batch = make_texts();
+  const at::Tensor all_BK = log_probabilities(model, batch);
+  for (std::int64_t i = 0; i < batch.size(); ++i) {
+    Batch alone = batch.narrow(i, i + 1);
+    alone.fields["inputs"] = alone.at("inputs").narrow(1, 0, kLengths[static_cast<std::size_t>(i)]);
+    EXPECT_LT(greatest_difference(log_probabilities(model, alone)[0], all_BK[i]), 1e-12) << i;
+  }
+  // Copies of one token: whichever has the maximum, its gradient is that of the text of one.
+  const TestModel plain = make_test_classifier(
+      "positions: no_positions", {"task.classification.pooling=max", "model.layers=1"});
+  enlarge_parameters(*plain.model);
+  const auto gradient = [&](std::int64_t length) {
+    Batch text;
+    text.fields["inputs"] = at::full({1, length}, 4, at::kLong);
+    text.fields["lengths"] = at::full({1}, length, at::kLong);
+    text.fields["labels"] = at::ones({1}, at::kLong);
+    text.sample_ids_B = at::zeros({1}, at::kLong);
+    const LossSums sums = classifier(plain).loss_sums(text, std::nullopt);
+    return torch::autograd::grad({sums.loss}, {parameter_of(*plain.model, "embedding.weight")})[0];
+  };
+  EXPECT_GT(gradient(1).abs().max().item<double>(), 1e-3);
+  EXPECT_LT(greatest_difference(gradient(5), gradient(1)), 1e-12);
+  // Of different tokens: the value of one of them in each channel, at least that of any mean.
+  const TestModel mean = make_test_classifier("bias: true", {"model.layers=1"});
+  enlarge_parameters(*mean.model);
+  parameter_of(*mean.model, "final_norm.bias").detach().fill_(-50);
+  const auto biased = [&](const TestModel& of) {  // class 0 adds up the channels
+    parameter_of(*of.model, "output.weight").detach().zero_()[0].fill_(1);
+    const at::Tensor log_p = log_probabilities(of, batch);
+    return at::Tensor(log_p.select(1, 0) - log_p.select(1, 1));
+  };
+  EXPECT_TRUE(biased(model)
+                  .gt(biased(mean) + 1e-6)
+                  .logical_or(batch.at("lengths").eq(1))
+                  .all()
+                  .item<bool>());
+}
+
 // A token sees later ones: the output of the first token knows the last.
 TEST(TextClassifier, TokensSeeLaterTokens) {
   const TestModel model = make_test_classifier("", {"task.classification.pooling=first"});

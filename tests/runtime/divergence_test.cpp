@@ -256,6 +256,20 @@ TEST_F(Divergence, AStateThatIsNotFiniteEndsTheRunAtItsNextSave) {
   }
 }
 
+TEST_F(Divergence, ABatchThatCannotBeReadCostsNoStep) {
+  const Ended whole = train(run_.parent_path() / "whole", config_of(12), 3);
+  std::atomic<bool> is_damaged = true;
+  const Ended ended = train(run_, config_of(12), 3, [&](ToyTraining& training) {
+    training.before_batch = [&](std::int64_t step) {
+      if (step == 8 && is_damaged.exchange(false)) fail(ExitCode::kData, "page 3 is damaged");
+    };
+  });
+  EXPECT_EQ(ended.code, ExitCode::kData);
+  EXPECT_THAT(ended.error, testing::StartsWith("page 3 is damaged (rank "));
+  EXPECT_EQ(steps_saved(run_), (Steps{5, 7}));
+  EXPECT_TRUE(train(run_, config_of(12), 2).parameters.equal(whole.parameters));
+}
+
 TEST_F(Divergence, AnEvaluationThatIsNotFiniteAtTheEndIsAnError) {
   configs::Config config = config_of(12);
   config.mutable_evaluate()->set_every(4);

@@ -18,14 +18,16 @@ using test::gathered_state;
 using test::toy_config;
 using test::ToyTraining;
 
-enum class Kind { kAdamW, kAdamWZero, kAdamWZero3, kAdafactor };
+enum class Kind { kAdamW, kAdamWZero, kAdamWZero3, kAdafactor, kSgd, kSgdZero3 };
 
 configs::Config config_with(Kind kind) {
   configs::Config config = toy_config(3);
   if (kind == Kind::kAdafactor) config.mutable_train()->mutable_optimizer()->mutable_adafactor();
-  config.mutable_train()->set_zero_stage(kind == Kind::kAdamWZero    ? 1
-                                         : kind == Kind::kAdamWZero3 ? 3
-                                                                     : 0);
+  if (kind == Kind::kSgd || kind == Kind::kSgdZero3) {
+    config.mutable_train()->mutable_optimizer()->mutable_sgd()->set_momentum(0.9f);
+  }
+  const bool stage_3 = kind == Kind::kAdamWZero3 || kind == Kind::kSgdZero3;
+  config.mutable_train()->set_zero_stage(stage_3 ? 3 : kind == Kind::kAdamWZero ? 1 : 0);
   return config;
 }
 
@@ -36,7 +38,8 @@ TEST(Elastic, StateMovesBetweenAnyTwoNumbersOfRanks) {
         std::pair(Kind::kAdamWZero, Kind::kAdamW), std::pair(Kind::kAdamW, Kind::kAdamWZero),
         std::pair(Kind::kAdamWZero3, Kind::kAdamWZero3), std::pair(Kind::kAdamWZero3, Kind::kAdamW),
         std::pair(Kind::kAdamWZero, Kind::kAdamWZero3),
-        std::pair(Kind::kAdafactor, Kind::kAdafactor)}) {
+        std::pair(Kind::kAdafactor, Kind::kAdafactor), std::pair(Kind::kSgdZero3, Kind::kSgd),
+        std::pair(Kind::kSgd, Kind::kSgdZero3)}) {
     const configs::Config saved_config = config_with(saved_kind), config = config_with(kind);
     for (const int saved_ranks : {1, 2, 3, 4, 6}) {
       const TestFolder folder;

@@ -1,7 +1,7 @@
 // Whole runs on images: pixel models and classifiers, on any mesh and with any stage of ZeRO.
 #include <gtest/gtest.h>
 
-#include "tests/data/image_corpus.h"
+#include "tests/data/images/image_corpus.h"
 #include "tests/runtime/train_run_fixture.h"
 
 namespace birkhoff {

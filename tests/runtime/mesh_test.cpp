@@ -83,7 +83,7 @@ struct MeshTraining {
   }
   GradientSums run(std::int64_t number, const StepHooks& hooks = {}) {
     const GradientSums sums = step.sum_gradients(batch(number), number, 1, hooks);
-    if (!sums.abandoned) step.update(sums, number, 1);
+    if (!sums.abandoned) step.update(sums, number, /*epoch=*/0, 1);
     return sums;
   }
   std::vector<TensorPart> parts() {
@@ -154,6 +154,24 @@ TEST(TrainingOnAMesh, TakesTheStepsOfOneRank) {
   expect_steps_of_one_rank(all, {"train.zero_stage=2"});
   expect_steps_of_one_rank(all, {"train.zero_stage=3"});
   expect_steps_of_one_rank(all, {"train.zero_stage=3", "train.recompute=true"});
+}
+
+TEST(TrainingOnAMesh, WithSgdAndEachKindOfLayer) {
+  const std::vector<Axes> some = {{1, 2}, {2, 2}, {3, 1}};
+  const std::vector<std::string> kinds[] = {
+      {"model.norm=post"},
+      {"model.norm=post", "model.tie_embeddings=false"},
+      {"model.attention_only=true", "model.head_channels=3"},
+      {"model.norm=post", "model.attention_only=true", "model.head_channels=3"}};
+  for (std::vector<std::string> settings : kinds) {
+    settings.push_back("train.optimizer={sgd {weight_decay: 0.01 nesterov: true}}");
+    SCOPED_TRACE(testing::PrintToString(settings));
+    expect_steps_of_one_rank(some, settings);
+    settings.push_back("train.zero_stage=3");
+    expect_steps_of_one_rank(some, settings);
+    settings.push_back("train.recompute=true");
+    expect_steps_of_one_rank(some, settings);
+  }
 }
 
 TEST(TrainingOnAMesh, WithMicroBatchesAndVirtualShards) {
@@ -347,7 +365,7 @@ TEST(TrainingOnAMesh, ABatchThatOneRankOfAReplicaLacksIsUsedByNone) {
                                nullptr, reporter);
     Trainer trainer({training.config, *training.model, feed, rank.data, rank.world,
                      training.buckets, *training.optimizer, stop, reporter, activity, checkpoints,
-                     nullptr, nullptr, training.pass_group()});
+                     /*samples_per_epoch=*/100, nullptr, nullptr, training.pass_group()});
     TrainState state;
     EXPECT_EQ(trainer.run(state), Outcome::kRequeue);
     EXPECT_EQ(state.step, 2);

@@ -65,8 +65,8 @@ class ToyTraining {
     ProcessGroup& all = world == nullptr ? group_ : *world;
     RunCheckpoints none(/*writer=*/nullptr, all, {}, {}, std::nullopt, nullptr, reporter);
     Trainer trainer({config_, model, feed, group_, all, buckets, *optimizer, stop, reporter,
-                     activity, checkpoints == nullptr ? none : *checkpoints, evaluator, agreement,
-                     buckets.passes_are_collective() ? &all : nullptr});
+                     activity, checkpoints == nullptr ? none : *checkpoints, samples_per_epoch,
+                     evaluator, agreement, buckets.passes_are_collective() ? &all : nullptr});
     return trainer.run(state);
   }
 
@@ -105,6 +105,7 @@ class ToyTraining {
   Evaluator* evaluator = nullptr;
   RunCheckpoints* checkpoints = nullptr;  // null: nothing is saved
   Agreement* agreement = nullptr;
+  std::int64_t samples_per_epoch = 100;
   std::function<void(std::int64_t step)> before_batch;  // between two steps
   std::set<std::int64_t> without_targets;               // steps
   TrainState state;

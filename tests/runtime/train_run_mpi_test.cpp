@@ -228,6 +228,34 @@ TEST_F(TrainRunMpi, NormalizersAndPatternsGoOnFromACheckpointWithTheSameBits) {
   }
 }
 
+// An epoch is a pass over the training samples. A run that resumes in one goes on at its rate.
+TEST_F(TrainRunMpi, SgdWithStepDecayResumesToTheSameBits) {
+  const auto config_of = [&](int steps, const std::string& zero) {
+    return config(steps, {"train.optimizer={sgd {}}", "train.global_batch=32",
+                          "train.micro_batch=0", "model.norm=post", zero,
+                          "train.schedule={shape: step_decay warmup_steps: 2 learning_rate: 0.5 "
+                          "decay_factor: 0.5 decay_epoch: [1, 3]}",
+                          "metrics.every=1"});
+  };
+  EXPECT_EQ(train(config_of(24, "train.zero_stage=0"), "whole"), Outcome::kDone);
+  EXPECT_EQ(train(config_of(9, "train.zero_stage=3"), "parts"), Outcome::kDone);
+  EXPECT_EQ(train(config_of(24, "train.zero_stage=1"), "parts"), Outcome::kDone);
+  if (rank() != 0) return;
+  EXPECT_FALSE(checksums("whole").empty());
+  EXPECT_EQ(checksums("parts"), checksums("whole"));
+  const std::int64_t samples =
+      (Corpus(folder_ / "corpus").stream("train", "tokens").elements() - 1) / 16;
+  ASSERT_LT(3 * samples, 23 * 32) << "the test reaches epoch 3";
+  for (const nlohmann::json& line : figures("whole")) {
+    if (!line.contains("learning_rate")) continue;
+    const auto step = line.at("step").get<std::int64_t>();
+    const std::int64_t epoch = (step - 1) * 32 / samples;
+    const double expected =
+        (step < 2 ? 0.25 : 0.5) * (epoch >= 1 ? 0.5 : 1) * (epoch >= 3 ? 0.5 : 1);
+    EXPECT_EQ(line.at("learning_rate").get<double>(), expected) << step;
+  }
+}
+
 // Parameters and optimizer state are kept in fp32, so nothing is lost when a run stops.
 TEST_F(TrainRunMpi, Bf16RunsResumeRecomputeAndSliceToTheSameBits) {
   const std::string bf16 = "train.precision=bf16";

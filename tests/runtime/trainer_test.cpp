@@ -358,16 +358,45 @@ TEST(Trainer, AStepWithoutTargetsChangesNothing) {
   EXPECT_FALSE(at::equal(five, run(6, {}).first));
 }
 
-// configs.Invariant: the whole training, including clipping and both optimizers, gives the same
+// Epochs of 30 samples, batches of 12: step s begins at sample 12 (s - 1).
+TEST(Trainer, StepDecayFollowsTheSamplesThatWereConsumed) {
+  const StopSignals signals;
+  const auto group = make_single_group();
+  configs::Config config = toy_config(9);
+  configs::Schedule& schedule = *config.mutable_train()->mutable_schedule();
+  schedule.set_shape(configs::Schedule::step_decay);
+  schedule.set_warmup_steps(0);
+  schedule.set_decay_factor(0);  // so that the parameters stand still from then on
+  schedule.add_decay_epoch(2);
+  const auto after = [&](std::int64_t steps, std::int64_t epoch) {
+    config.mutable_train()->set_steps(steps);
+    schedule.set_decay_epoch(0, static_cast<std::int32_t>(epoch));
+    ToyTraining training(config, *group, at::kDouble);
+    training.samples_per_epoch = 30;
+    EXPECT_EQ(training.run(signals), Outcome::kDone);
+    at::Tensor all = training.parameters();
+    const std::int64_t statistics = training.model.parameters().statistics()[0].value.numel();
+    return all.narrow(0, 0, all.numel() - statistics).clone();
+  };
+  const at::Tensor five = after(5, 2);  // begins at 48, in epoch 1; step 6 at 60, in epoch 2
+  EXPECT_FALSE(at::equal(after(4, 2), five));
+  EXPECT_TRUE(at::equal(after(6, 2), five));
+  EXPECT_TRUE(at::equal(after(9, 2), five));
+  EXPECT_FALSE(at::equal(after(6, 3), five));
+}
+
+// configs.Invariant: the whole training, including clipping and each optimizer, gives the same
 // bits on any number of ranks, whatever the micro-batches and buckets.
 TEST(Trainer, WithVirtualShardsAnyNumberOfRanksGivesTheSameBits) {
   const StopSignals signals;
   const auto single = make_single_group();
   for (const int shards : {12, 5, 1}) {
-    for (const bool adafactor : {false, true}) {
+    for (const std::string optimizer : {"adamw", "adafactor", "sgd"}) {
       configs::Config config = toy_config(8);
       config.mutable_train()->mutable_invariant()->set_shards(shards);
-      if (adafactor) config.mutable_train()->mutable_optimizer()->mutable_adafactor();
+      configs::Optimizer& chosen = *config.mutable_train()->mutable_optimizer();
+      if (optimizer == "adafactor") chosen.mutable_adafactor();
+      if (optimizer == "sgd") chosen.mutable_sgd()->set_momentum(0.9f);
       config.mutable_train()->set_micro_batch(2);
       ToyTraining reference(config, *single, at::kFloat);
       EXPECT_EQ(reference.run(signals), Outcome::kDone);

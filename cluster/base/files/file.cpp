@@ -164,6 +164,10 @@ void File::pread_exact(void* out, std::size_t num_bytes, std::int64_t offset) co
   }
 }
 
+void File::will_read(std::size_t num_bytes, std::int64_t offset) const {
+  ::posix_fadvise(fd_.get(), offset, static_cast<off_t>(num_bytes), POSIX_FADV_WILLNEED);
+}
+
 std::string File::descriptor_path() const { return fmt::format("/proc/self/fd/{}", fd_.get()); }
 
 std::int64_t File::size() const { return status().st_size; }

@@ -50,6 +50,9 @@ class File {
   std::size_t read_some(void* out, std::size_t num_bytes);
   // Reads exactly num_bytes at `offset`. A file that ends earlier is an error.
   void pread_exact(void* out, std::size_t num_bytes, std::int64_t offset) const;
+  // Asks the system to read these bytes in the background, because they will be read soon. Only a
+  // hint: it has no errors and no effect on file systems without a page cache.
+  void will_read(std::size_t num_bytes, std::int64_t offset) const;
   std::int64_t size() const;
   // Returns when read_some() would not block. A pipe that delivers nothing for kPipeSeconds is an
   // error.

@@ -2,21 +2,22 @@
 
 #include <fcntl.h>
 #include <signal.h>
+#include <sys/prctl.h>
 #include <sys/resource.h>
+#include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <array>
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
+#include <new>
 
 #include "cluster/base/error.h"
-#include "cluster/base/files/file.h"
 
 namespace birkhoff {
 namespace {
-
-using Descriptor = UniqueHandle<FileDescriptorTraits>;
 
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 constexpr bool kSanitized = true;  // shadow memory takes terabytes of address space
@@ -24,8 +25,57 @@ constexpr bool kSanitized = true;  // shadow memory takes terabytes of address s
 constexpr bool kSanitized = false;
 #endif
 
-void limit(decltype(RLIMIT_CPU) resource, rlim_t value) {
-  const rlimit both = {value, value};
+// Requests that the child may not have read yet. They fit into the socket's buffer, so that neither
+// side waits for the other to read.
+constexpr std::size_t kMaxAhead = 16;
+constexpr std::size_t kMaxRequestBytes = 8192;
+
+// Precedes a request or an answer on the socket.
+struct Header {
+  std::int32_t code;
+  std::uint32_t bytes;
+};
+
+// False if the other side is gone.
+bool send_all(int socket, const void* data, std::size_t bytes) {
+  const char* next = static_cast<const char*>(data);
+  while (bytes > 0) {
+    const ssize_t sent = send(socket, next, bytes, MSG_NOSIGNAL);
+    if (sent < 0 && errno == EINTR) continue;
+    if (sent <= 0) return false;
+    next += sent;
+    bytes -= static_cast<std::size_t>(sent);
+  }
+  return true;
+}
+
+bool receive_all(int socket, void* data, std::size_t bytes) {
+  char* next = static_cast<char*>(data);
+  while (bytes > 0) {
+    const ssize_t got = recv(socket, next, bytes, 0);
+    if (got < 0 && errno == EINTR) continue;
+    if (got <= 0) return false;
+    next += got;
+    bytes -= static_cast<std::size_t>(got);
+  }
+  return true;
+}
+
+bool send_message(int socket, ExitCode code, const std::string& text) {
+  const Header header = {static_cast<std::int32_t>(code), static_cast<std::uint32_t>(text.size())};
+  return send_all(socket, &header, sizeof header) && send_all(socket, text.data(), text.size());
+}
+
+bool receive_message(int socket, ExitCode& code, std::string& text) {
+  Header header;
+  if (!receive_all(socket, &header, sizeof header)) return false;
+  code = static_cast<ExitCode>(header.code);
+  text.resize(header.bytes);
+  return receive_all(socket, text.data(), text.size());
+}
+
+void limit(decltype(RLIMIT_CPU) resource, rlim_t soft, rlim_t hard) {
+  const rlimit both = {soft, hard};
   setrlimit(resource, &both);
 }
 
@@ -39,73 +89,145 @@ rlim_t address_space_bytes() {
   return pages * static_cast<rlim_t>(sysconf(_SC_PAGESIZE));
 }
 
-// Runs in the child. Writes the exit code and the message of an Error to the pipe and exits without
-// running destructors.
-[[noreturn]] void be_child(int report, const std::function<void()>& body) {
-  for (const int signal_number : {SIGSEGV, SIGBUS, SIGABRT, SIGFPE, SIGILL})
-    signal(signal_number, SIG_DFL);
-  const int null = open("/dev/null", O_WRONLY | O_CLOEXEC);
-  dup2(null, STDOUT_FILENO);
-  dup2(null, STDERR_FILENO);
-  limit(RLIMIT_CORE, 0);
-  limit(RLIMIT_CPU, 10);
-  alarm(30);
-  if (!kSanitized) limit(RLIMIT_AS, address_space_bytes() + (rlim_t{1} << 30));
-  std::string message;
-  try {
-    body();
-    message = static_cast<char>(ExitCode::kOk);
-  } catch (const Error& error) {
-    message = static_cast<char>(error.code()) + std::string(error.what());
-  } catch (const std::exception& error) {
-    message = static_cast<char>(ExitCode::kData) + std::string(error.what());
-  }
-  message.resize(std::min<std::size_t>(message.size(), 4096));  // a pipe takes this much at once
-  const bool written =
-      write(report, message.data(), message.size()) == static_cast<ssize_t>(message.size());
-  _exit(written ? 0 : 1);
-}
-
-std::string read_report(int pipe_end) {
-  std::string report;
-  char part[4096];
-  while (true) {
-    const ssize_t got = read(pipe_end, part, sizeof(part));
-    if (got < 0 && errno == EINTR) continue;
-    if (got <= 0) return report;
-    report.append(part, static_cast<std::size_t>(got));
-  }
+rlim_t used_cpu_seconds() {
+  rusage usage;
+  getrusage(RUSAGE_SELF, &usage);
+  return static_cast<rlim_t>(usage.ru_utime.tv_sec + usage.ru_stime.tv_sec + 1);
 }
 
 }  // namespace
 
-void run_limited(const std::string& file, const std::function<void()>& body) {
-  int ends[2];
-  if (pipe2(ends, O_CLOEXEC) != 0)
-    fail(ExitCode::kStorage, "{}: cannot create a pipe to check it: {}; free resources", file,
+LimitedChild::LimitedChild(Serve serve, ChildLimits limits)
+    : serve_(std::move(serve)), limits_(limits) {}
+
+LimitedChild::~LimitedChild() { stop(); }
+
+void LimitedChild::start() {
+  std::array<int, 2> ends = {};
+  if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends.data()) != 0) {
+    fail(ExitCode::kStorage,
+         "cannot make a socket for a process that reads files: {}; free "
+         "resources",
          std::strerror(errno));
-  Descriptor from_child(ends[0]), to_parent(ends[1]);
-  const pid_t child = fork();
-  if (child < 0)
-    fail(ExitCode::kMemory, "{}: cannot start a process to check it: {}; free resources", file,
+  }
+  socket_.reset(ends[0]);
+  UniqueHandle<FileDescriptorTraits> childs(ends[1]);
+  child_ = fork();
+  if (child_ < 0) {
+    socket_.reset();
+    fail(ExitCode::kMemory, "cannot start a process that reads files: {}; free resources",
          std::strerror(errno));
-  if (child == 0) be_child(to_parent.get(), body);
-  to_parent.reset();
-  const std::string report = read_report(from_child.get());
+  }
+  if (child_ == 0) be_child(childs.get());
+}
+
+// Runs in the child: answers requests until the parent is gone, then exits without running
+// destructors.
+void LimitedChild::be_child(int socket) const {
+  prctl(PR_SET_PDEATHSIG, SIGKILL);
+  for (const int signal_number : {SIGSEGV, SIGBUS, SIGABRT, SIGFPE, SIGILL, SIGALRM, SIGXCPU})
+    signal(signal_number, SIG_DFL);
+  const int null = open("/dev/null", O_WRONLY | O_CLOEXEC);
+  dup2(null, STDOUT_FILENO);
+  dup2(null, STDERR_FILENO);
+  // Locks and sockets of the parent must not outlive it.
+  const auto own = static_cast<unsigned>(socket);
+  if (own > 3) close_range(3, own - 1, 0);
+  close_range(own + 1, ~0u, 0);
+  limit(RLIMIT_CORE, 0, 0);
+  if (!kSanitized) {
+    const rlim_t bytes = address_space_bytes() + static_cast<rlim_t>(limits_.more_bytes);
+    limit(RLIMIT_AS, bytes, bytes);
+  }
+  ExitCode code;
+  for (std::string text; receive_message(socket, code, text);) {
+    limit(RLIMIT_CPU, used_cpu_seconds() + static_cast<rlim_t>(limits_.cpu_seconds), RLIM_INFINITY);
+    alarm(static_cast<unsigned>(limits_.wall_seconds));
+    code = ExitCode::kOk;
+    try {
+      text = serve_(text);
+    } catch (const Error& error) {
+      code = error.code();
+      text = error.what();
+    } catch (const std::bad_alloc&) {
+      code = ExitCode::kMemory;
+      text = fmt::format("needs more than {} MiB of memory", limits_.more_bytes >> 20);
+    } catch (const std::exception& error) {
+      code = ExitCode::kData;
+      text = error.what();
+    }
+    alarm(0);
+    if (!send_message(socket, code, text)) break;
+  }
+  _exit(0);
+}
+
+void LimitedChild::stop() {
+  socket_.reset();
+  if (child_ < 0) return;
+  kill(child_, SIGKILL);
+  end();
+}
+
+std::string LimitedChild::end() {
+  socket_.reset();
   int status = 0;
-  while (waitpid(child, &status, 0) < 0) {
+  while (waitpid(child_, &status, 0) < 0) {
     require(errno == EINTR, "waitpid");
   }
-  if (report.empty()) {
-    const std::string how =
-        WIFSIGNALED(status) ? fmt::format("ended by signal {}", WTERMSIG(status)) : "ended early";
+  child_ = -1;
+  if (!WIFSIGNALED(status)) return "ended early";
+  if (WTERMSIG(status) == SIGXCPU)
+    return fmt::format("took more than {} s of processor time", limits_.cpu_seconds);
+  if (WTERMSIG(status) == SIGALRM) return fmt::format("took more than {} s", limits_.wall_seconds);
+  return fmt::format("ended by signal {}", WTERMSIG(status));
+}
+
+void LimitedChild::answer(const std::vector<std::string>& requests,
+                          const std::function<void(std::size_t, Answer)>& take) {
+  std::size_t sent = 0;
+  try {
+    for (std::size_t i = 0; i < requests.size(); ++i) {
+      if (child_ < 0) {
+        start();
+        sent = i;
+      }
+      for (; sent < std::min(requests.size(), i + kMaxAhead); ++sent) {
+        require(requests[sent].size() <= kMaxRequestBytes, "size of a request");
+        if (!send_message(socket_.get(), ExitCode::kOk, requests[sent])) break;
+      }
+      Answer answer;
+      if (!receive_message(socket_.get(), answer.code, answer.text))
+        answer = {ExitCode::kData, end(), true};
+      take(i, std::move(answer));
+    }
+  } catch (...) {
+    stop();  // it may still answer requests that nobody waits for
+    throw;
+  }
+}
+
+LimitedChild::Answer LimitedChild::answer(const std::string& request) {
+  Answer only;
+  answer({request}, [&](std::size_t, Answer answer) { only = std::move(answer); });
+  return only;
+}
+
+void run_limited(const std::string& file, const std::function<void()>& body) {
+  LimitedChild child([&](const std::string&) {
+    body();
+    return std::string();
+  });
+  const LimitedChild::Answer answer = child.answer("");
+  if (answer.ended) {
     fail(ExitCode::kData,
          "{}: damaged: the process that checked it {}; prepare the corpus again or give another "
          "file",
-         file, how);
+         file, answer.text);
   }
-  const auto code = static_cast<ExitCode>(report[0]);
-  if (code != ExitCode::kOk) throw Error(code, report.substr(1));
+  if (answer.code == ExitCode::kMemory)
+    fail(ExitCode::kData, "{}: damaged: {}; give another file", file, answer.text);
+  if (answer.code != ExitCode::kOk) throw Error(answer.code, answer.text);
 }
 
 }  // namespace birkhoff

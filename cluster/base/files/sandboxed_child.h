@@ -1,16 +1,66 @@
-// A child process for third-party parsers (HDF5, SentencePiece) of possibly damaged files, so that
-// a crash ends only the child.
+// Child processes for third-party parsers (HDF5, SentencePiece, image formats) of possibly damaged
+// files, so that a crash ends only the child.
 #pragma once
 
+#include <sys/types.h>
+
+#include <cstdint>
 #include <functional>
 #include <string>
+#include <vector>
+
+#include "cluster/base/error.h"
+#include "cluster/base/files/file.h"
 
 namespace birkhoff {
 
-// Runs `body` in a forked child with no output and at most 10 s of CPU time, 30 s of wall time and
-// 1 GiB more memory than the process has now. Returns when `body` returns, and rethrows its Error.
-// Error(kData) that names `file` if the child ends in any other way. Changes that `body` makes are
-// lost. Under sanitizers memory is not limited.
+// What a child may use: processor time and wall time for each request, and memory beyond what the
+// process has when it forks. Under sanitizers memory is not limited.
+struct ChildLimits {
+  int cpu_seconds = 10, wall_seconds = 30;
+  std::int64_t more_bytes = 1 << 30;
+};
+
+// A forked child that answers requests, one after another. It has no output, and of the open files
+// only those that it opens itself. The first request starts it; after it has ended early, the next
+// request starts another.
+class LimitedChild {
+ public:
+  // Runs in the child. What it keeps between requests is lost when the child ends.
+  using Serve = std::function<std::string(const std::string& request)>;
+  struct Answer {
+    ExitCode code = ExitCode::kOk;  // else of the Error, or kMemory without memory; text says which
+    std::string text;               // what `serve` returned
+    bool ended = false;             // early, in this request: text says how ("ended by signal 11")
+  };
+
+  explicit LimitedChild(Serve serve, ChildLimits limits = {});
+  ~LimitedChild();
+  LimitedChild(const LimitedChild&) = delete;
+  LimitedChild& operator=(const LimitedChild&) = delete;
+
+  // Calls take(i, answer) for each request, in order. The child works on a request while `take`
+  // looks at an earlier answer. If `take` throws, the child ends.
+  void answer(const std::vector<std::string>& requests,
+              const std::function<void(std::size_t i, Answer answer)>& take);
+  Answer answer(const std::string& request);
+
+ private:
+  void start();
+  void stop();
+  // Ends the child and returns how it ended.
+  std::string end();
+  [[noreturn]] void be_child(int socket) const;
+
+  const Serve serve_;
+  const ChildLimits limits_;
+  pid_t child_ = -1;
+  UniqueHandle<FileDescriptorTraits> socket_;
+};
+
+// Runs `body` in a child with the default limits. Returns when `body` returns, and rethrows its
+// Error. Error(kData) that names `file` if the child ends in any other way. Changes that `body`
+// makes are lost.
 void run_limited(const std::string& file, const std::function<void()>& body);
 
 }  // namespace birkhoff

@@ -6,7 +6,7 @@
 #include "models/losses/gpu_cross_entropy_params.h"
 #include "models/transformer/gpu_residual_norm_params.h"
 #include "runtime/gradients/gpu_chunk_sums_params.h"
-#include "runtime/optimizers/gpu_adamw_params.h"
+#include "runtime/optimizers/gpu_fused_update_params.h"
 #include "tests/bench/kernel_lab/lab.h"
 
 namespace birkhoff::lab {
@@ -173,20 +173,27 @@ void adamw(Lab& lab, std::int64_t size) {
               gradients = Float(size).fill_random(4);
   const Float v(size);
   cuda_check(cudaMemset(v.get(), 0, static_cast<std::size_t>(v.bytes())), "cudaMemset");
-  const Array<std::uint8_t> decayed(size / FusedAdamWParams::kGroup);
+  const Array<std::uint8_t> decayed(size / kDecayGroup);
   decayed.poison();
   const Array<double> scalars(4);
   const double given[] = {1e-6, 1, 1, 10};
   cuda_check(cudaMemcpy(scalars.get(), given, sizeof given, cudaMemcpyHostToDevice), "cudaMemcpy");
   const double* first = scalars.get();
-  const FusedAdamWParams params{
-      size,          values.get(), m.get(),   v.get(),   gradients.get(), KernelDtype::kFloat,
-      decayed.get(), first,        first + 1, first + 2, first + 3,       0.9,
-      0.95,          1e-8,         0.1};
+  const FusedUpdateParams<AdamWRule> params{.rule = {0.9, 0.95, 1e-8, 0.1},
+                                            .elements = size,
+                                            .values = values.get(),
+                                            .states = {m.get(), v.get()},
+                                            .gradients = gradients.get(),
+                                            .gradient_dtype = KernelDtype::kFloat,
+                                            .decayed = decayed.get(),
+                                            .learning_rate = first,
+                                            .gradient_scale = first + 1,
+                                            .apply = first + 2,
+                                            .num_updates = first + 3};
   Case each{"AdamW", shape, 28.0 * static_cast<double>(size), 0, 28 * size};
   each.launch = [=](int, cudaStream_t stream) {
     (void)scalars, (void)decayed;
-    launch_fused_adamw(params, stream);
+    launch_fused_update(params, stream);
   };
   lab.run(each);
 }

@@ -36,6 +36,10 @@ std::vector<BadInput> flags() {
       usage("--out empty", "--out '' text", {"--out"}),
       usage("--tokeniser", "--out new --tokeniser chars text",
             {"--tokeniser", "did you mean '--tokenizer'"}),
+      usage("--jsonl with --lines", "--out new --jsonl text --lines text", {"--jsonl", "--lines"}),
+      usage("--separator empty", "--out new --separator '' text", {"--separator", "empty"}),
+      usage("--lines with a table", "--out new --lines --text-column 1 --label-column 2 text",
+            {"--text-column", "--lines"}),
       usage("--vocab-size a word", "--out new --tokenizer words --vocab-size ten text",
             {"--vocab-size", "ten"}),
       usage("--vocab-size 1", "--out new --tokenizer words --vocab-size 1 text",
@@ -162,11 +166,16 @@ std::vector<BadInput> folders_and_text() {
       data("of UTF-16 of the other byte order as chars", "--out new --tokenizer chars wide.txt",
            {"wide.txt", "byte 0", "iconv"}, text("wide.txt", "\xfe\xff" + std::string(2000, 'a'))),
       data("of gzip data as words", "--out new --tokenizer words text one.txt.gz",
-           {"one.txt.gz", "gzip data", "zcat one.txt.gz | birkhoff ... -"},
+           {"one.txt.gz", "damaged gzip data", "leave it out"},
            text("one.txt.gz", "\x1f\x8b\x08" + std::string(100, 'a'))),
       data("of zstd data as chars", "--out new --tokenizer chars one.zst",
-           {"one.zst", "zstd data", "zstdcat one.zst |"},
+           {"one.zst", "damaged zstd data"},
            text("one.zst", "\x28\xb5\x2f\xfd" + std::string(100, 'a'))),
+      data("of JSON Lines that are not JSON", "--out new --jsonl text a.jsonl",
+           {"a.jsonl:2", "byte 1 of the line is not JSON"},
+           text("a.jsonl", "{\"text\": \"a\"}\nplain\n")),
+      data("of JSON Lines without the field", "--out new --jsonl body a.jsonl",
+           {"a.jsonl:1", "no field 'body'"}, text("a.jsonl", "{\"text\": \"a\"}\n")),
       data("of bzip2 data as chars", "--out new --tokenizer chars one.bz2",
            {"one.bz2", "bzip2 data", "bzcat one.bz2 |"},
            text("one.bz2", "BZh91AY&SY" + std::string(100, 'a'))),
@@ -193,7 +202,7 @@ std::vector<BadInput> folders_and_text() {
 // Texts for splits.
 std::vector<BadInput> splits() {
   BadInput compressed = data("of gzip data from standard input", "--out new --tokenizer chars -",
-                             {"standard input", "zcat | birkhoff"},
+                             {"standard input", "damaged gzip data"},
                              text("one.txt.gz", "\x1f\x8b\x08" + std::string(100, 'a')));
   compressed.input = "one.txt.gz";
   return {

@@ -115,6 +115,14 @@ void expect_figures(const std::vector<std::string>& row) {
   }
 }
 
+// The same for a report of the loader. So few rows take less CPU time than its clock can tell.
+void expect_speeds(const std::vector<std::vector<std::string>>& rows) {
+  for (std::vector<std::string> row : rows) {
+    if (row.size() == 4) row.pop_back();
+    expect_figures(row);
+  }
+}
+
 // The number after `words` in a text.
 double number_after(const std::string& text, const std::string& words) {
   const std::size_t at = text.find(words);
@@ -317,17 +325,44 @@ TEST_F(BenchProcess, CommOfAStepAsJson) {
   EXPECT_EQ(json["groups"]["data"]["sent_bytes"], json["groups"]["data"]["planned_bytes"]);
 }
 
+// A generated corpus of images is inspected, verified and measured like any other.
+TEST_F(BenchProcess, LoaderOfRecords) {
+  const auto run = [&](const std::string& line) {
+    const Finished finished =
+        run_child({.line = birkhoff_line(split_line(line)), .folder = path("")});
+    EXPECT_EQ(finished.code, 0) << line << ": " << finished.err;
+    return finished.out;
+  };
+  const std::string made = run("bench corpus imagenet64 --out images --scale 0.0005");
+  EXPECT_THAT(made, HasSubstr("tokenizer    none: records without text\nsplit train  641 rows\n"
+                              "  record image: 641 u8 x [64, 64, 3] in 1 shard\n"
+                              "  label label: 1000 classes (class 0, class 1, "));
+  EXPECT_EQ(run("inspect images"), made);
+  EXPECT_THAT(run("verify images"), HasSubstr("images: corpus verified"));
+  for (const std::string options : {"", " --record label", " --cold"}) {
+    const std::string report = bench("bench loader images --rounds 1" + options);
+    EXPECT_THAT(report,
+                HasSubstr(options == " --record label" ? "rows of 'label', u16 []"
+                                                       : "rows of 'image', u8 [64, 64, 3]"));
+    EXPECT_EQ(rows_of(report).size(), options == " --cold" ? 3u : 6u) << report;
+    expect_speeds(rows_of(report));
+  }
+}
+
 TEST_F(BenchProcess, LoaderWithACorpusAndWithout) {
   const Finished prepared =
       run_child({.line = birkhoff_line(
                      {"prepare", "--out", path("corpus"), "--tokenizer", "words", path("text")})});
   ASSERT_EQ(prepared.code, 0) << prepared.err;
-  for (const char* const corpus : {" corpus", ""}) {
-    const auto rows = rows_of(bench(std::string("bench loader --rounds 1") + corpus));
-    ASSERT_EQ(rows.size(), 7u);
-    for (const auto& row : rows) expect_figures(row);
-    EXPECT_EQ(rows[1][0], "TrainLoader");
-    EXPECT_EQ(rows[2][0], "ratio");
+  for (const char* const corpus : {" corpus", " corpus --cold --length 256", ""}) {
+    const std::string report = bench(std::string("bench loader --rounds 1") + corpus);
+    const auto rows = rows_of(report);
+    const bool cold = report.find("--cold") != std::string::npos;
+    ASSERT_EQ(rows.size(), cold ? 3u : corpus[0] == '\0' ? 10u : 6u) << report;
+    expect_speeds(rows);
+    EXPECT_EQ(rows[1][0], cold ? "TrainLoader" : "TrainLoader, first epoch");
+    EXPECT_EQ(rows[cold ? 2 : 5][0], "ratio");
+    EXPECT_GT(number_after(report, "First batch: "), 0) << report;
     for (const auto& entry : fs::directory_iterator(path(""))) {
       EXPECT_EQ(entry.path().filename().string().rfind("birkhoff_bench_", 0), std::string::npos)
           << "left behind: " << entry.path();

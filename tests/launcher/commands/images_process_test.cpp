@@ -10,7 +10,7 @@
 #include <sstream>
 
 #include "cluster/base/error.h"
-#include "tests/data/image_corpus.h"
+#include "tests/data/images/image_corpus.h"
 #include "tests/launcher/child.h"
 
 namespace birkhoff {
@@ -157,7 +157,8 @@ TEST_F(ImagesProcess, RefusalsAreOneLine) {
                  usage, "--samples 11: split 'valid' of images has 10 images; lower it");
   expect_refused({"sample", "pixels", "--png", "a.png", "--complete", "0.5", "--split", "test"},
                  data, "'test'");
-  expect_refused({"sample", "pixels", "--png", "nowhere/a.png"}, ExitCode::kStorage, "nowhere");
+  expect_refused({"sample", "pixels", "--png", "nowhere/a.png"}, usage,
+                 "--png nowhere/a.png: no folder nowhere");
   expect_refused({"sample", "pixels", "--png", "a.png", "--complete", "0.5", "--corpus", "gray"},
                  data, "gray: its images are 6 x 4 x 1, but the model's 6 x 4 x 3");
   expect_refused({"eval", "pixels", "--corpus", "gray"}, data,

@@ -10,7 +10,7 @@
 #include <nlohmann/json.hpp>
 
 #include "cluster/base/error.h"
-#include "tests/data/image_corpus.h"
+#include "tests/data/images/image_corpus.h"
 #include "tests/data/point_corpus.h"
 #include "tests/launcher/child.h"
 

@@ -61,7 +61,9 @@ struct RankTraining {
         step(config.train(), *model, rank.data, rank.world, buckets, *optimizer, nullptr,
              buckets.passes_are_collective() ? &rank.world : nullptr) {}
 
-  void take_step(const Batch& batch) { step.update(step.sum_gradients(batch, 1, 1), 1, 1); }
+  void take_step(const Batch& batch) {
+    step.update(step.sum_gradients(batch, 1, 1), 1, /*epoch=*/0, 1);
+  }
 
   const configs::Config config;
   const MeshRank rank;
@@ -119,7 +121,8 @@ TEST(Plan, CommunicationIsWhatTheProcessGroupCounts) {
   for (const int ranks : {1, 2, 3}) {
     for (const char* const setting :
          {"train.zero_stage=0", "train.zero_stage=1", "train.zero_stage=2", "train.zero_stage=3",
-          "train.invariant.shards=6", "train.optimizer={adafactor {}}"}) {
+          "train.invariant.shards=6", "train.optimizer={adafactor {}}", "train.optimizer={sgd {}}",
+          "model.norm=post"}) {
       SCOPED_TRACE(testing::Message() << ranks << " ranks, " << setting);
       expect_exchanges(ranks, config_of({setting}));
     }

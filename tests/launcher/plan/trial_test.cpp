@@ -1,6 +1,7 @@
 // Extrapolations of `birkhoff plan` from trials of smaller shapes, against trials of the whole, and
 // the cost of plans of the shipped configurations.
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/zeros.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -19,6 +20,7 @@
 #include "launcher/measure/synthetic_training.h"
 #include "launcher/plan/trial.h"
 #include "runtime/tasks/task.h"
+#include "tests/cluster/base/thread_group.h"
 #include "tests/processor_time.h"
 
 namespace birkhoff {
@@ -90,6 +92,42 @@ TEST(Trial, AnEvaluationMayTakeMoreThanAStep) {
 TEST(Trial, RecomputationKeepsLess) {
   Trial trial(config_of({}), kVocabulary, 4);
   EXPECT_LT(3 * trial.memory(true).layers, trial.memory(false).layers);
+}
+
+// What layers keep for the backward pass: each rank of mesh.tensor has its part of the heads and
+// hidden units, and of the tokens between the sublayers. Real ranks keep what the plan's rank does.
+TEST(Trial, RanksOfAReplicaShareActivations) {
+  const auto config_for = [](int tensor, int layers) {
+    return config_of({"model.layers=" + std::to_string(layers), "model.channels=64",
+                      "mesh.tensor=" + std::to_string(tensor), "model.dropout.residual=0.1",
+                      "model.attention=[{group{mechanism{dense{}}}},"
+                      " {group{mechanism{sinkhorn{block:16}}}}]"});
+  };
+  const auto kept = [&](int tensor, int layers) {
+    return CountedModel(config_for(tensor, layers), kVocabulary, at::kCPU).train(4).kept;
+  };
+  const double whole = kept(1, 4) - kept(1, 2);
+  for (const int tensor : {2, 4}) {
+    EXPECT_NEAR(tensor * (kept(tensor, 4) - kept(tensor, 2)) / whole, 1, 0.02) << tensor;
+
+    const configs::Config config = config_for(tensor, 4);
+    PeakMemory memory(at::kCPU);
+    double counted = 0;
+    run_mesh(1, tensor, [&](const MeshRank& rank) {
+      const auto model = make_model(config, kVocabulary, {at::kCPU, &rank.tensor});
+      const Batch batch = make_task(config)->synthetic_batch(kVocabulary, at::kCPU).narrow(0, 4);
+      const NoiseKey noise{1, at::zeros({1}, batch.sample_ids_B.options()), 0, batch.sample_ids_B,
+                           batch.global_size};
+      rank.world.barrier("all hold their parameters");
+      if (rank.world.rank() == 0) memory.restart();
+      rank.world.barrier("counts");
+      const LossSums sums = model->loss_sums(batch, noise);
+      rank.world.barrier("all hold their activations");
+      if (rank.world.rank() == 0) counted = static_cast<double>(memory.live_bytes());
+      rank.world.barrier("counted");
+    });
+    EXPECT_NEAR(counted / (tensor * kept(tensor, 4)), 1, 0.01) << tensor;
+  }
 }
 
 // Embedding, head and loss are counted on shapes where they are too large to try. On the CPU

@@ -164,6 +164,21 @@ TEST_F(StopProcess, ARequestEndsWhatTakesLong) {
   }
 }
 
+// A replay of a step has nothing to save: it ends after its round, or while its ranks start.
+TEST_F(StopProcess, ARequestEndsAReplayOfAStep) {
+  for (const int delay_ms : {200, 2500}) {
+    SCOPED_TRACE(std::to_string(delay_ms) + " ms");
+    Child child({.line = birkhoff_line({"bench", "comm", "tiny.txtpb", "--ranks", "2",
+                                        "--vocabulary", "70", "--rounds", "100000"})});
+    ASSERT_TRUE(wait_for_handler(child, SIGTERM));
+    std::this_thread::sleep_for(std::chrono::milliseconds(delay_ms));
+    child.signal(SIGTERM);
+    const Finished stopped = child.finish(seconds(30));
+    EXPECT_EQ(stopped.code, 75) << stopped.err;
+    EXPECT_EQ(stopped.out, "");
+  }
+}
+
 // No signal is sent, but Slurm will end the job.
 TEST_F(StopProcess, ARunSavesBeforeItsJobEnds) {
   const fs::path programs = folder_->path() / "programs";

@@ -165,7 +165,7 @@ TEST_F(RunsTest, InspectSaysHowARunWent) {
   std::string text = birkhoff_says({"inspect", run}).out;
   for (const char* part :
        {"run          runs/a\n", "state        finished, step 4 of 4\n",
-        "mechanism    sinkhorn { block: 8 max_blocks: 4 }\n",
+        "mechanism    sinkhorn { block: 8 max_blocks: 4 }\n", "optimizer    adamw, cosine\n",
         "data         corpus, sequences of 32 tokens, 4 per step\n",
         "train loss   last 3.0000 at step 4, best 1.2500 at step 2\n",
         "valid loss   last 1.7500 at step 4, best 1.5000 at step 2\n", "bits_per_byte 1.2500\n",

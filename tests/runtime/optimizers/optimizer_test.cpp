@@ -3,6 +3,7 @@
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 #include <gtest/gtest.h>
+#include <torch/optim/sgd.h>
 
 #include <cmath>
 #include <map>
@@ -120,6 +121,85 @@ TEST(AdamW, FollowsTheFormulaInBothPrecisions) {
   }
 }
 
+configs::Optimizer sgd_config(bool nesterov) {
+  configs::Optimizer config;
+  config.mutable_sgd()->set_momentum(0.875f);
+  config.mutable_sgd()->set_weight_decay(0.125f);
+  config.mutable_sgd()->set_nesterov(nesterov);
+  return config;
+}
+
+// Three steps of one element, by hand: momentum 1/2, weight decay 1/4, rate 1/8, mean gradients 1,
+// 1/2 and -1, from 2 on. All values are exact in binary.
+TEST(Sgd, TakesTheStepsThatWereComputedByHand) {
+  constexpr double kGradients[3] = {1, 0.5, -1};
+  // g': 1.5, 0.953125, -0.60009765625; v: 1.5, 1.703125, 0.25146484375. With nesterov
+  // g': 1.5, 0.9296875, -0.6256103515625; v: 1.5, 1.6796875, 0.2142333984375.
+  constexpr double kMatrix[2][3] = {{1.8125, 1.599609375, 1.56817626953125},
+                                    {1.71875, 1.49755859375, 1.56237030029296875}};
+  // Without decay v is 1, 1, -0.5, and g' + v / 2 is 1.5, 1, -1.25.
+  constexpr double kBias[2][3] = {{1.875, 1.75, 1.8125}, {1.8125, 1.6875, 1.84375}};
+  for (const bool nesterov : {false, true}) {
+    Parameters parameters(1, at::kDouble);
+    const at::Tensor matrix = parameters.add("matrix", {1, 1}, Initializer::ones(), true),
+                     bias = parameters.add("bias", {1}, Initializer::ones(), false);
+    const auto group = make_single_group();
+    GradBuckets buckets(parameters, *group, 60);
+    configs::Optimizer config;
+    config.mutable_sgd()->set_momentum(0.5f);
+    config.mutable_sgd()->set_weight_decay(0.25f);
+    config.mutable_sgd()->set_nesterov(nesterov);
+    const auto optimizer = make_optimizer(config, buckets);
+    for (const at::Tensor& each : {matrix, bias}) each.detach().fill_(2);
+    for (int t = 0; t < 3; ++t) {
+      for (const at::Tensor& each : {matrix, bias}) each.mutable_grad().fill_(4 * kGradients[t]);
+      optimizer->step(scalars_of(0.125, 0.25));
+      EXPECT_EQ(matrix.item<double>(), kMatrix[nesterov][t]) << t;
+      EXPECT_EQ(bias.item<double>(), kBias[nesterov][t]) << t;
+    }
+  }
+}
+
+TEST(Sgd, FollowsPyTorchs) {
+  for (const auto& [dtype, tolerance] :
+       {std::pair(at::kDouble, 1e-13), std::pair(at::kFloat, 2e-6)}) {
+    for (const bool nesterov : {false, true}) {
+      Parameters parameters = some_parameters(dtype);
+      std::vector<torch::optim::OptimizerParamGroup> groups;
+      for (const Parameter& p : parameters.list()) {
+        const at::Tensor copy = p.value.detach().to(at::kDouble).clone().set_requires_grad(true);
+        copy.mutable_grad() = at::zeros_like(copy.detach());
+        groups.emplace_back(
+            std::vector{copy},
+            std::make_unique<torch::optim::SGDOptions>(
+                torch::optim::SGDOptions(0).momentum(0.875).nesterov(nesterov).weight_decay(
+                    p.decay ? 0.125 : 0)));
+      }
+      torch::optim::SGD expected(groups, torch::optim::SGDOptions(0));
+      const auto group = make_single_group();
+      GradBuckets buckets(parameters, *group, 60);
+      const auto optimizer = make_optimizer(sgd_config(nesterov), buckets);
+      for (int t = 1; t <= 30; ++t) {
+        set_gradients(parameters, t);
+        for (std::size_t p = 0; p < parameters.list().size(); ++p) {
+          torch::optim::OptimizerParamGroup& of = expected.param_groups()[p];
+          of.options().set_lr(rate_at(t));
+          at::Tensor gradient = of.params()[0].mutable_grad().view({-1});
+          for (std::int64_t i = 0; i < gradient.numel(); ++i) {
+            gradient[i].fill_(kScale * gradient_value(t, p, i));
+          }
+        }
+        optimizer->step(scalars_of(rate_at(t), kScale));
+        expected.step();
+        for (std::size_t p = 0; p < parameters.list().size(); ++p) {
+          expect_near(parameters.list()[p].value, to_values(expected.param_groups()[p].params()[0]),
+                      tolerance, parameters.list()[p].name);
+        }
+      }
+    }
+  }
+}
+
 // Shazeer & Stern 2018, algorithms 4 and 5 written as loops; `shape` has one dimension, or at least
 // two.
 struct ReferenceAdafactor {
@@ -221,10 +301,14 @@ TEST(Adafactor, FollowsTheFormulaInBothPrecisions) {
 class EveryOptimizer : public testing::TestWithParam<const char*> {
  protected:
   configs::Optimizer config() const {
-    return std::string(GetParam()) == "adamw" ? adamw_config() : adafactor_config();
+    const std::string name = GetParam();
+    return name == "adamw"       ? adamw_config()
+           : name == "adafactor" ? adafactor_config()
+                                 : sgd_config(name == "nesterov");
   }
 };
-INSTANTIATE_TEST_SUITE_P(All, EveryOptimizer, testing::Values("adamw", "adafactor"));
+INSTANTIATE_TEST_SUITE_P(All, EveryOptimizer,
+                         testing::Values("adamw", "adafactor", "sgd", "nesterov"));
 
 // Everything that may change in a step, in one list.
 std::vector<at::Tensor> snapshot(const Parameters& parameters, Optimizer& optimizer) {
@@ -340,7 +424,7 @@ TEST(Schedule, HasTheDocumentedShapes) {
   schedule.set_learning_rate(0.5f);
   schedule.set_final_learning_rate(0.25f);
   schedule.set_warmup_steps(4);
-  const auto at_step = [&](std::int64_t step) { return learning_rate(schedule, step, 24); };
+  const auto at_step = [&](std::int64_t step) { return learning_rate(schedule, step, 24, 0); };
 
   for (const auto shape :
        {configs::Schedule::constant, configs::Schedule::cosine, configs::Schedule::rsqrt}) {
@@ -370,6 +454,27 @@ TEST(Schedule, HasTheDocumentedShapes) {
     EXPECT_GT(at_step(1), 0.49);
     EXPECT_LE(at_step(1), 0.5);
   }
+}
+
+TEST(Schedule, StepDecayCountsTheEpochsThatHaveBegun) {
+  configs::Schedule schedule;
+  schedule.set_shape(configs::Schedule::step_decay);
+  schedule.set_learning_rate(0.5f);
+  schedule.set_warmup_steps(4);
+  schedule.set_decay_factor(0.25f);
+  for (const int epoch : {2, 3, 7}) schedule.add_decay_epoch(epoch);
+  const auto rate = [&](std::int64_t step, std::int64_t epoch) {
+    return learning_rate(schedule, step, /*num_steps=*/24, epoch);
+  };
+  EXPECT_EQ(rate(4, 0), 0.5);
+  EXPECT_EQ(rate(9, 1), 0.5);
+  EXPECT_EQ(rate(9, 2), 0.125);
+  EXPECT_EQ(rate(9, 3), 0.03125);
+  EXPECT_EQ(rate(9, 6), 0.03125);
+  EXPECT_EQ(rate(9, 7), 0.0078125);
+  EXPECT_EQ(rate(1000, 100), 0.0078125);
+  EXPECT_EQ(rate(2, 0), 0.25);  // the warm-up
+  EXPECT_EQ(rate(2, 2), 0.0625);
 }
 
 }  // namespace

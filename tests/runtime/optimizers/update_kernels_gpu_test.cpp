@@ -8,39 +8,43 @@
 
 #include "configs/schema/config.pb.h"
 #include "runtime/gradients/gpu_chunk_sums_params.h"
-#include "runtime/optimizers/adafactor.h"
-#include "runtime/optimizers/adamw.h"
-#include "runtime/optimizers/gpu_adamw.h"
+#include "runtime/optimizers/optimizer.h"
 #include "tests/kernel_error.h"
-#include "tests/runtime/optimizers/adamw_reference.h"
 #include "tests/runtime/optimizers/gradient_norm.h"
+#include "tests/runtime/optimizers/update_reference.h"
 
 namespace birkhoff {
 namespace {
 
 using test::gradient_norm;
 
-constexpr AdamWConstants kConstants{0.9, 0.95, 1e-8, 0.1};
+constexpr AdamWRule kAdamW{0.9, 0.95, 1e-8, 0.1};
+constexpr SgdRule kSgd{.momentum = 0.9, .weight_decay = 0.1, .nesterov = true};
 
 // A bucket in the middle of training, fp64 on the CPU.
-FusedAdamWBucket make_bucket(std::int64_t elements) {
-  return {.values_n = test_values({elements}, 1),
-          .gradients_n = test_values({elements}, 2) * 1e3,
-          .m_n = test_values({elements}, 3) * 0.1,
-          .v_n = test_values({elements}, 4).abs() * 0.01,
-          .decayed_G = at::arange(elements / 64).remainder(3).ne(0).to(at::kByte)};
+template <typename Rule>
+FusedBucket make_bucket(std::int64_t elements) {
+  FusedBucket bucket{.values_n = test_values({elements}, 1),
+                     .gradients_n = test_values({elements}, 2) * 1e3,
+                     .states_n = {},
+                     .decayed_G = at::arange(elements / 64).remainder(3).ne(0).to(at::kByte)};
+  for (int s = 0; s < Rule::kNumStates; ++s) {
+    bucket.states_n.push_back(test_values({elements}, 3 + s).abs() * 0.01);
+  }
+  return bucket;
 }
 
-FusedAdamWBucket converted(const FusedAdamWBucket& bucket, at::ScalarType dtype,
-                           at::ScalarType gradient_dtype, at::Device device) {
+FusedBucket converted(const FusedBucket& bucket, at::ScalarType dtype,
+                      at::ScalarType gradient_dtype, at::Device device) {
   const auto convert = [&](const at::Tensor& tensor, at::ScalarType to) {
     return tensor.to(device, to, /*non_blocking=*/false, /*copy=*/true);
   };
-  return {.values_n = convert(bucket.values_n, dtype),
-          .gradients_n = convert(bucket.gradients_n, gradient_dtype),
-          .m_n = convert(bucket.m_n, dtype),
-          .v_n = convert(bucket.v_n, dtype),
-          .decayed_G = convert(bucket.decayed_G, at::kByte)};
+  FusedBucket result{.values_n = convert(bucket.values_n, dtype),
+                     .gradients_n = convert(bucket.gradients_n, gradient_dtype),
+                     .states_n = {},
+                     .decayed_G = convert(bucket.decayed_G, at::kByte)};
+  for (const at::Tensor& state : bucket.states_n) result.states_n.push_back(convert(state, dtype));
+  return result;
 }
 
 at::Tensor scalars_of(double apply) {
@@ -51,45 +55,62 @@ at::Tensor scalars_of(double apply) {
   return scalars;
 }
 
-void check_update(std::int64_t elements, at::ScalarType gradient_dtype) {
-  SCOPED_TRACE(fmt::format("{} elements, gradients {}", elements, c10::toString(gradient_dtype)));
-  const FusedAdamWBucket start =
-      converted(make_bucket(elements), at::kFloat, gradient_dtype, at::kCPU);
-  FusedAdamWBucket exact = converted(start, at::kDouble, at::kDouble, at::kCPU);
-  FusedAdamWBucket reference = converted(start, at::kFloat, gradient_dtype, at::kCPU);
-  FusedAdamWBucket kernel = converted(start, at::kFloat, gradient_dtype, at::kCUDA);
+template <typename Rule>
+void check_update(const Rule& rule, std::int64_t elements, at::ScalarType gradient_dtype) {
+  SCOPED_TRACE(fmt::format("{}, {} elements, gradients {}", Rule::kName, elements,
+                           c10::toString(gradient_dtype)));
+  const FusedBucket start =
+      converted(make_bucket<Rule>(elements), at::kFloat, gradient_dtype, at::kCPU);
+  FusedBucket exact = converted(start, at::kDouble, at::kDouble, at::kCPU);
+  FusedBucket reference = converted(start, at::kFloat, gradient_dtype, at::kCPU);
+  FusedBucket kernel = converted(start, at::kFloat, gradient_dtype, at::kCUDA);
   const at::Tensor scalars = scalars_of(1), num_updates = at::full({1}, 7.0, at::kDouble);
-  test::reference_adamw(exact, kConstants, scalars, num_updates);
-  test::reference_adamw(reference, kConstants, scalars, num_updates);
-  fused_adamw(kernel, kConstants, scalars.cuda(), num_updates.cuda());
+  test::reference_update(exact, rule, scalars, num_updates);
+  test::reference_update(reference, rule, scalars, num_updates);
+  fused_update(kernel, rule, scalars.cuda(), num_updates.cuda());
   expect_as_exact(kernel.values_n, reference.values_n, exact.values_n, "values");
-  expect_as_exact(kernel.m_n, reference.m_n, exact.m_n, "m");
-  expect_as_exact(kernel.v_n, reference.v_n, exact.v_n, "v");
+  for (std::size_t s = 0; s < Rule::kNumStates; ++s) {
+    expect_as_exact(kernel.states_n[s], reference.states_n[s], exact.states_n[s],
+                    Rule::kStateNames[s]);
+  }
 
-  FusedAdamWBucket again = converted(start, at::kFloat, gradient_dtype, at::kCUDA);
-  fused_adamw(again, kConstants, scalars.cuda(), num_updates.cuda());
+  FusedBucket again = converted(start, at::kFloat, gradient_dtype, at::kCUDA);
+  fused_update(again, rule, scalars.cuda(), num_updates.cuda());
   expect_same_bits(again.values_n, kernel.values_n, "a second time");
 }
 
-TEST(FusedAdamWKernel, SmallIsAsExactAsTheReference) {
+TEST(FusedUpdateKernel, SmallIsAsExactAsTheReference) {
   for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
-    for (const std::int64_t elements : {0, 64, 1024, 1088, 4032}) check_update(elements, dtype);
+    for (const std::int64_t elements : {0, 64, 1024, 1088, 4032}) {
+      check_update(kAdamW, elements, dtype);
+      check_update(kSgd, elements, dtype);
+    }
   }
 }
 
 // More than one round of the grid.
-TEST(FusedAdamWKernel, LargeIsAsExactAsTheReference) {
-  for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) check_update(3000064, dtype);
+TEST(FusedUpdateKernel, LargeIsAsExactAsTheReference) {
+  for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
+    check_update(kAdamW, 3000064, dtype);
+    check_update(kSgd, 3000064, dtype);
+  }
 }
 
-TEST(FusedAdamWKernel, SmallAStepThatIsNotAppliedChangesNothing) {
-  FusedAdamWBucket before = converted(make_bucket(640), at::kFloat, at::kFloat, at::kCUDA);
+template <typename Rule>
+void check_skipped_step(const Rule& rule) {
+  FusedBucket before = converted(make_bucket<Rule>(640), at::kFloat, at::kFloat, at::kCUDA);
   before.gradients_n.fill_(std::numeric_limits<float>::quiet_NaN());
-  FusedAdamWBucket after = converted(before, at::kFloat, at::kFloat, at::kCUDA);
-  fused_adamw(after, kConstants, scalars_of(0).cuda(), at::full({1}, 7.0, at::kDouble).cuda());
+  FusedBucket after = converted(before, at::kFloat, at::kFloat, at::kCUDA);
+  fused_update(after, rule, scalars_of(0).cuda(), at::full({1}, 7.0, at::kDouble).cuda());
   expect_same_bits(after.values_n, before.values_n, "values");
-  expect_same_bits(after.m_n, before.m_n, "m");
-  expect_same_bits(after.v_n, before.v_n, "v");
+  for (std::size_t s = 0; s < Rule::kNumStates; ++s) {
+    expect_same_bits(after.states_n[s], before.states_n[s], Rule::kStateNames[s]);
+  }
+}
+
+TEST(FusedUpdateKernel, SmallAStepThatIsNotAppliedChangesNothing) {
+  check_skipped_step(kAdamW);
+  check_skipped_step(kSgd);
 }
 
 void check_chunk_sums(std::int64_t elements, at::ScalarType dtype) {
@@ -132,14 +153,13 @@ TEST(ChunkSumsKernel, SmallIsNotFiniteWhereAnElementIsNot) {
 
 // The optimizers as training uses them: parameters, buckets and state on both devices, side by
 // side.
-template <typename Optimizer, typename Config>
-void check_optimizer(const Config& config) {
+void check_optimizer(const configs::Optimizer& config) {
   struct Side {
-    Side(const Config& config, at::Device device)
+    Side(const configs::Optimizer& config, at::Device device)
         : group(make_single_group(device)),
           parameters(make_parameters(device)),
           buckets(parameters, *group, /*bucket_elements=*/100),
-          optimizer(config, buckets),
+          optimizer(make_optimizer(config, buckets)),
           scalars(device) {}
     static Parameters make_parameters(at::Device device) {
       Parameters all(5, at::kFloat, at::kFloat, device);
@@ -151,7 +171,7 @@ void check_optimizer(const Config& config) {
     std::unique_ptr<ProcessGroup> group;
     Parameters parameters;
     GradBuckets buckets;
-    Optimizer optimizer;
+    std::unique_ptr<Optimizer> optimizer;
     StepScalars scalars;
   };
   Side host(config, at::kCPU), device(config, at::kCUDA);
@@ -171,9 +191,9 @@ void check_optimizer(const Config& config) {
       side->scalars.set(StepScalars::kGradientScale, 0.5);
       side->scalars.set(StepScalars::kApply, apply ? 1 : 0);
       side->scalars.publish();
-      side->optimizer.step(side->scalars);
+      side->optimizer->step(side->scalars);
     }
-    const auto expected = host.optimizer.state(), actual = device.optimizer.state();
+    const auto expected = host.optimizer->state(), actual = device.optimizer->state();
     ASSERT_EQ(actual.size(), expected.size());
     for (std::size_t i = 0; i < expected.size(); ++i) {
       EXPECT_TRUE(at::allclose(actual[i].data.cpu(), expected[i].data, 1e-5, 1e-7))
@@ -189,19 +209,26 @@ void check_optimizer(const Config& config) {
 }
 
 TEST(OptimizersOnGpu, SmallComeToTheHostsValues) {
-  configs::AdamW adamw;
+  configs::Optimizer config;
+  configs::AdamW& adamw = *config.mutable_adamw();
   adamw.set_beta1(0.875f);
   adamw.set_beta2(0.96875f);
   adamw.set_epsilon(0.0009765625f);
   adamw.set_weight_decay(0.125f);
-  check_optimizer<AdamW>(adamw);
-  configs::Adafactor adafactor;
+  check_optimizer(config);
+  for (const bool nesterov : {false, true}) {
+    config.mutable_sgd()->set_momentum(0.875f);
+    config.mutable_sgd()->set_weight_decay(0.125f);
+    config.mutable_sgd()->set_nesterov(nesterov);
+    check_optimizer(config);
+  }
+  configs::Adafactor& adafactor = *config.mutable_adafactor();
   adafactor.set_decay_exponent(0.8f);
   adafactor.set_clip_update(1);
   adafactor.set_epsilon1(1e-30f);
   adafactor.set_epsilon2(1e-3f);
   adafactor.set_scale_by_parameter(true);
-  check_optimizer<Adafactor>(adafactor);
+  check_optimizer(config);
 }
 
 }  // namespace

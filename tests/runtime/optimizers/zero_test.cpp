@@ -34,6 +34,32 @@ configs::Config config_with(int steps, int shards, std::int64_t bucket_elements,
   return config;
 }
 
+// Trains in each ZeRO stage and expects the bits of stage 0, also of the losses' count. num_states:
+// tensors of the optimizer for each parameter.
+void expect_bits_of_stage_0(configs::Config config, ProcessGroup& group, std::size_t num_states,
+                            const StopSignals& signals) {
+  std::map<std::string, std::string> expected;
+  std::int64_t tokens = 0;
+  const configs::Train& train = config.train();
+  for (const int stage : {0, 1, 2, 3}) {
+    if (stage > 1 && train.invariant().shards() == 0 && train.micro_batch() > 0) continue;
+    config.mutable_train()->set_zero_stage(stage);
+    ToyTraining training(config, group, at::kFloat);
+    training.model.recompute = train.micro_batch() > 0;
+    training.model.spoil(3, 2 * 12 + 5);  // a step that all ranks skip
+    training.run(signals);
+    const auto state = gathered_state(training, group);
+    EXPECT_EQ(state.size(), 5u + 1 + num_states * 5 + 1);  // with a statistic, and the updates
+    if (stage == 0) {
+      expected = state;
+      tokens = training.state.tokens;
+    }
+    EXPECT_EQ(state, expected) << "stage " << stage << ", " << group.size() << " ranks, "
+                               << train.ShortDebugString();
+    EXPECT_EQ(training.state.tokens, tokens);
+  }
+}
+
 // With several micro-batches stages 2 and 3 add the sums of passes, not the gradients of a rank.
 constexpr std::int64_t kMicroBatches[] = {0, 2};
 
@@ -44,30 +70,26 @@ TEST(Zero, EachStageTrainsToTheSameBitsWithASliceOfTheState) {
       for (const std::int64_t micro_batch : kMicroBatches) {
         for (const std::int64_t bucket_elements : {1, 60, 1 << 20}) {
           run_ranks(ranks, [&](ProcessGroup& group) {
-            std::map<std::string, std::string> expected;
-            std::int64_t tokens = 0;
-            for (const int stage : {0, 1, 2, 3}) {
-              if (stage > 1 && shards == 0 && micro_batch > 0) continue;
-              configs::Config config = config_with(8, shards, bucket_elements, stage);
-              config.mutable_train()->set_micro_batch(static_cast<int>(micro_batch));
-              ToyTraining training(config, group, at::kFloat);
-              training.model.recompute = micro_batch > 0;
-              training.model.spoil(3, 2 * 12 + 5);  // a step that all ranks skip
-              training.run(signals);
-              const auto state = gathered_state(training, group);
-              EXPECT_EQ(state.size(), 5u + 1 + 2 * 5 + 1);  // with a statistic, and the updates
-              if (stage == 0) {
-                expected = state;
-                tokens = training.state.tokens;
-              }
-              EXPECT_EQ(state, expected) << "stage " << stage << ", " << ranks << " ranks, "
-                                         << shards << " shards, micro-batches of " << micro_batch
-                                         << ", buckets of " << bucket_elements;
-              EXPECT_EQ(training.state.tokens, tokens);
-            }
+            configs::Config config = config_with(8, shards, bucket_elements, 0);
+            config.mutable_train()->set_micro_batch(static_cast<int>(micro_batch));
+            expect_bits_of_stage_0(config, group, /*num_states=*/2, signals);
           });
         }
       }
+    }
+  }
+}
+
+TEST(Zero, SgdTrainsToTheSameBitsInEachStage) {
+  const StopSignals signals;
+  for (const int ranks : {1, 2, 3}) {
+    for (const int shards : {0, 6}) {
+      run_ranks(ranks, [&](ProcessGroup& group) {
+        configs::Config config = config_with(8, shards, 60, 0);
+        config.mutable_train()->mutable_optimizer()->mutable_sgd()->set_momentum(0.9f);
+        config.mutable_train()->mutable_optimizer()->mutable_sgd()->set_weight_decay(0.01f);
+        expect_bits_of_stage_0(config, group, /*num_states=*/1, signals);
+      });
     }
   }
 }

@@ -29,6 +29,10 @@ class Birkhoff(CMakePackage):
     depends_on("nlohmann-json@3.11:")
     depends_on("xxhash@0.8:")
     depends_on("zlib-api")
+    depends_on("libpng")
+    depends_on("jpeg")
+    depends_on("minizip")
+    depends_on("zstd")
     depends_on("cuda@13", when="+cuda")
     depends_on("nccl", when="+cuda")
 

@@ -40,7 +40,7 @@ inline constexpr unsigned kWarp = test::FiberBlock::kWarp;
 struct Machine {
   test::FiberBlock fibers;           // of the block that runs
   std::vector<std::uint64_t> lanes;  // what shuffles exchange
-  unsigned block = 0;
+  unsigned block = 0, num_blocks = 0;
   std::mt19937 draw;          // which thread comes next
   int shared_limit = 232448;  // of sm_90
 };
@@ -66,6 +66,7 @@ struct Index {
 };
 inline Index thread_index() { return {machine.fibers.thread()}; }
 inline Index block_index() { return {machine.block}; }
+inline Index grid_size() { return {machine.num_blocks}; }
 
 // The value of lane (mine ^ distance).
 template <typename T>
@@ -97,6 +98,7 @@ void read_lanes(T value, Use use) {
 
 #define threadIdx (birkhoff::emulated::thread_index())
 #define blockIdx (birkhoff::emulated::block_index())
+#define gridDim (birkhoff::emulated::grid_size())
 #define __syncthreads() birkhoff::emulated::wait_for_block()
 
 inline float __fadd_rn(float a, float b) { return a + b; }
@@ -157,6 +159,7 @@ void launch(const LaunchShape& shape, void (*kernel)(Parameters...), Arguments&&
   if (shape.shared_bytes > most_shared_bytes()) std::abort();
   const auto threads = static_cast<unsigned>(shape.threads);
   machine.lanes.assign(threads, 0);
+  machine.num_blocks = static_cast<unsigned>(shape.blocks);
   for (machine.block = 0; machine.block < shape.blocks; ++machine.block) {
     machine.fibers.run(
         threads, /*leave=*/true,

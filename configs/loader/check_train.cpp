@@ -1,0 +1,130 @@
+#include <fmt/format.h>
+
+#include <string>
+
+#include "cluster/base/text/plural.h"
+#include "configs/loader/check.h"
+#include "configs/loader/message_text.h"
+
+namespace birkhoff {
+namespace {
+
+using google::protobuf::FieldDescriptor;
+
+// A class, so that all checks share the config and the source locations.
+class TrainCheck {
+ public:
+  TrainCheck(const configs::Config& config, const SourceLocations& places)
+      : config_(config), places_(places) {}
+
+  void run() const {
+    const auto& train = config_.train();
+    if (train.micro_batch() > train.global_batch()) {
+      config_error(places_, "train.micro_batch", "{} sequences are more than train.global_batch {}",
+                   train.micro_batch(), train.global_batch());
+    }
+    if (train.invariant().shards() > train.global_batch()) {
+      config_error(places_, "train.invariant.shards",
+                   "{} are more than the sequences per step, train.global_batch {}",
+                   counted(train.invariant().shards(), "shard"), train.global_batch());
+    }
+    if (train.precision() == configs::Train::fp64 && config_.device() == configs::Config::cuda) {
+      config_error(places_, "train.precision",
+                   "fp64 needs device: cpu; on a GPU use fp32, or bf16 with fp32 parameters");
+    }
+    if (train.zero_stage() > 0 &&
+        !optimizer().message_type()->options().GetExtension(configs::slices)) {
+      config_error(places_, "train.zero_stage",
+                   "must be 0 with train.optimizer.{}, whose state cannot be split into slices; "
+                   "use train.optimizer.adamw or sgd, or leave zero_stage out",
+                   optimizer().name());
+    }
+    if (train.cuda_graph()) check_cuda_graph();
+    check_schedule();
+  }
+
+ private:
+  void check_schedule() const {
+    const auto& schedule = config_.train().schedule();
+    switch (schedule.shape()) {
+      case configs::Schedule::constant:
+        break;
+      case configs::Schedule::cosine:
+        if (schedule.final_learning_rate() > schedule.learning_rate()) {
+          config_error(places_, "train.schedule.final_learning_rate",
+                       "{} is above the peak, train.schedule.learning_rate {}",
+                       schedule.final_learning_rate(), schedule.learning_rate());
+        }
+        break;
+      case configs::Schedule::rsqrt:
+      case configs::Schedule::rsqrt_decay:
+        if (schedule.warmup_steps() == 0) {
+          config_error(places_, "train.schedule.warmup_steps",
+                       "must be at least 1 with shape {}: the rate decays from the end of the "
+                       "warm-up",
+                       configs::Schedule::Shape_Name(schedule.shape()));
+        }
+        break;
+      case configs::Schedule::step_decay:
+        if (schedule.decay_epoch().empty()) {
+          config_error(places_, "train.schedule.decay_epoch",
+                       "is empty, so shape step_decay never decays; name the epochs, or use shape "
+                       "constant");
+        }
+        break;
+    }
+    if (schedule.shape() != configs::Schedule::step_decay && !schedule.decay_epoch().empty()) {
+      config_error(places_, "train.schedule.decay_epoch",
+                   "has no effect with shape {}; leave it out, or use shape step_decay",
+                   configs::Schedule::Shape_Name(schedule.shape()));
+    }
+    for (int i = 0; i < schedule.decay_epoch_size(); ++i) {
+      const int last = i == 0 ? 0 : schedule.decay_epoch(i - 1);
+      if (schedule.decay_epoch(i) > last) continue;
+      config_error(places_, fmt::format("train.schedule.decay_epoch.{}", i),
+                   "{} is not above {}; epochs must be ascending, from 1 on (epoch 0 is the first)",
+                   schedule.decay_epoch(i), last);
+    }
+  }
+
+  // The chosen member of train.optimizer; a resolved config always has one.
+  const FieldDescriptor& optimizer() const { return *chosen_member(config_.train().optimizer()); }
+
+  // A graph replays the same launches in every step.
+  void check_cuda_graph() const {
+    const auto& train = config_.train();
+    if (config_.device() != configs::Config::cuda) {
+      config_error(places_, "train.cuda_graph", "needs device: cuda; leave it out on CPUs");
+    }
+    if (!optimizer().message_type()->options().GetExtension(configs::device_scalars)) {
+      config_error(
+          places_, "train.cuda_graph",
+          "must be false with train.optimizer.{}, whose update reads its rates from the host; "
+          "use train.optimizer.adamw or sgd, or leave cuda_graph out",
+          optimizer().name());
+    }
+    if (train.zero_stage() > 1) {
+      config_error(places_, "train.cuda_graph",
+                   "must be false with train.zero_stage {}, which communicates within the passes; "
+                   "use zero_stage 1, or leave cuda_graph out",
+                   train.zero_stage());
+    }
+    if (train.invariant().shards() > 0) {
+      config_error(
+          places_, "train.cuda_graph",
+          "must be false with train.invariant.shards, whose sums are reduced between the passes "
+          "of a step; leave one of them out");
+    }
+  }
+
+  const configs::Config& config_;
+  const SourceLocations& places_;
+};
+
+}  // namespace
+
+void check_train(const configs::Config& config, const SourceLocations& places) {
+  TrainCheck(config, places).run();
+}
+
+}  // namespace birkhoff

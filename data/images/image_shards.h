@@ -1,0 +1,62 @@
+// The shards of an image corpus while `birkhoff prepare` makes them. Each shard is made of a range
+// of its split's images, so it depends on no other shard. A note tells that it is finished, so that
+// a killed command continues with the next one.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "configs/schema/corpus_manifest.pb.h"
+
+namespace birkhoff {
+
+// How many images of a range could not be read, by reason.
+using ImageDamages = std::map<std::string, std::int64_t>;
+
+// The images of a shard, without those that could not be read.
+struct ShardImages {
+  std::vector<char> pixels;           // rows of the record of images
+  std::vector<std::uint16_t> labels;  // if there is a record of labels
+  ImageDamages damages;
+};
+
+class ImageShards {
+ public:
+  // source: identifies the input and all options. image, label: the entries without rows and
+  // shards.
+  ImageShards(std::string folder, std::string source, configs::CorpusManifest::Record image,
+              std::optional<configs::CorpusManifest::Record> label);
+
+  // Finds the shards that an earlier command with the same source has finished, and whose files are
+  // still what it wrote. Returns the names of these files and of their notes.
+  std::set<std::string> resume();
+  // What resume() found, as one text, and another rank's.
+  std::string finished() const;
+  void set_finished(const std::string& text);
+  bool is_finished(const std::string& split, std::int64_t shard) const;
+  // Writes the files of the shard, then its note.
+  void write(const std::string& split, std::int64_t shard, const ShardImages& images) const;
+  // The split's entry for the manifest, of the shards 0, 1, ... to `num_shards`, which are
+  // finished. Adds their damages to `damages`.
+  configs::CorpusManifest::Split split(const std::string& split, std::int64_t num_shards,
+                                       ImageDamages& damages) const;
+
+ private:
+  struct Note {
+    configs::CorpusManifest::Split split;  // a shard or none in each record
+    ImageDamages damages;
+  };
+  // nullopt: there is no valid one of this source. name: of its file.
+  std::optional<Note> read_note(const std::string& name) const;
+  bool has_files_of(const Note& note) const;
+
+  std::string folder_, source_;
+  std::set<std::string> finished_;        // the names of the notes that resume() found
+  configs::CorpusManifest::Split empty_;  // its records
+};
+
+}  // namespace birkhoff

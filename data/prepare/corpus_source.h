@@ -1,0 +1,35 @@
+// The source of a corpus, which `prepare` records: the same source yields the same corpus. Shared
+// by text and images.
+#pragma once
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "configs/schema/corpus_manifest.pb.h"
+#include "data/prepare/documents.h"
+#include "data/prepare/out_folder.h"
+#include "data/prepare/prepare.h"
+
+namespace birkhoff {
+
+// All paths of the options, with their splits.
+std::vector<InputPath> inputs_of(const PrepareOptions& options);
+
+// The shares of the splits, as the source records them: "valid 0.1, test given".
+std::string shares_text(const PrepareOptions& options);
+
+// Requires documents for train, and for each split that has its own paths. what: "text", "images".
+void require_documents(const InputScan& scan, const PrepareOptions& options, const char* what);
+
+// Error(kUsage) about a split that has a fraction or paths but got none of the documents.
+[[noreturn]] void fail_as_empty(SplitIndex split, const std::string& first_path,
+                                const std::string& of_what, const PrepareOptions& options);
+
+// Error(kUsage) if the folder holds a corpus made from another source, unless `same_content` says
+// that only the times of the files differ. what: "text", "images".
+void require_same(const OutFolder& folder, const configs::CorpusManifest::Source& source,
+                  const char* what,
+                  const std::function<bool(const configs::CorpusManifest::Source&)>& same_content);
+
+}  // namespace birkhoff

@@ -1,0 +1,114 @@
+// The subcommand `birkhoff prepare`.
+#include "launcher/command_line.h"
+
+#include <cstdint>
+#include <map>
+
+namespace birkhoff {
+
+void CommandLine::add_prepare() {
+  CLI::App* c = subcommand(
+      app_, "prepare",
+      "Make a corpus folder from text, from tables of labeled text, or from images",
+      "  birkhoff prepare --out corpus/shakespeare --tokenizer chars shakespeare.txt\n"
+      "  birkhoff prepare --out corpus/news --tokenizer sentencepiece --vocab-size 8000 "
+      "--jsonl text news/*.jsonl.zst\n"
+      "  birkhoff prepare --out corpus/wiki --tokenizer words --train wiki.train --valid "
+      "wiki.valid --test wiki.test\n"
+      "  birkhoff prepare --out corpus/more --like run/first more/\n"
+      "  birkhoff prepare --out corpus/sst2 --tokenizer words --text-column sentence "
+      "--label-column label --train train.tsv --valid dev.tsv --test test.tsv\n"
+      "  birkhoff prepare --out corpus/pets --images --image-size 64 --channels 3 pets/");
+  c->add_option("--out", prepare_.out, "corpus folder to create")->required()->type_name("DIR");
+  CLI::Option* tokenizer =
+      c->add_option("--tokenizer", prepare_.tokenizer,
+                    "bytes, chars, words, whitespace (words and line ends, as papers count them), "
+                    "sentencepiece (trains a model), or a vocabulary or SentencePiece model file")
+          ->capture_default_str();
+  c->add_option(
+       "--like", prepare_.like,
+       "use the tokenizer (for tables, also the classes) of this run, checkpoint or corpus")
+      ->type_name("RUN_OR_CORPUS")
+      ->excludes(tokenizer);
+  c->add_option("--vocab-size", prepare_.vocabulary,
+                "maximum number of token ids, for words, whitespace and sentencepiece")
+      ->check(CLI::Range(std::int64_t{2}, std::int64_t{10'000'000}));
+  CLI::Option* lines = c->add_flag("--lines", prepare_.lines, "each line of a file is a document");
+  CLI::Option* separator =
+      c->add_option("--separator", prepare_.separator,
+                    "a file holds documents with this text between them, for instance "
+                    "\"<|endoftext|>\"; a line end right after it belongs to it")
+          ->type_name("TEXT")
+          ->excludes(lines);
+  CLI::Option* jsonl =
+      c->add_option("--jsonl", prepare_.jsonl,
+                    "for JSON Lines: this field of the object in each line is a document")
+          ->type_name("FIELD")
+          ->excludes(lines)
+          ->excludes(separator);
+  c->add_option(
+       "--text-column", prepare_.text_column,
+       "for tables (.tsv), whose rows are documents: column of the text, by name or by number "
+       "from 1")
+      ->type_name("COLUMN");
+  c->add_option("--label-column", prepare_.label_column,
+                "for tables: column of the label, by name or by number from 1")
+      ->type_name("COLUMN");
+  c->add_flag("--header", prepare_.header,
+              "for tables with columns given by number: skip the first line of each file");
+  CLI::Option* images =
+      c->add_flag(
+           "--images", prepare_.images,
+           "the input is images: folders of PNG and JPEG files (a class each, or unlabeled), "
+           "MNIST's idx, CIFAR's binary files, npz batches")
+          ->excludes(tokenizer)
+          ->excludes(lines)
+          ->excludes(separator)
+          ->excludes(jsonl);
+  c->add_option("--image-size", prepare_.image_size,
+                "resize images to cover this size, and crop them to it at the center")
+      ->type_name("N or ROWSxCOLUMNS")
+      ->needs(images);
+  c->add_option("--channels", prepare_.channels, "convert images to gray (1) or to color (3)")
+      ->check(CLI::IsMember({1, 3}))
+      ->needs(images);
+  c->add_flag("--unlabeled", prepare_.unlabeled, "make no labels of images")->needs(images);
+  c->add_flag("--skip-damaged", prepare_.skip_damaged,
+              "skip and count images that cannot be read, instead of ending")
+      ->needs(images);
+  add_number(c, "--ranks", prepare_.ranks, 1, 4096,
+             "divide the work on images among this many MPI ranks here; the bytes stay the same")
+      ->needs(images);
+  // run() reads these values in the order of the command line.
+  const auto texts = [c](const char* name, const char* what, const char* type) {
+    c->add_option(name)
+        ->description(what)
+        ->expected(1, CLI::detail::expected_max_vector_size)
+        ->allow_extra_args()
+        ->type_name(type);
+  };
+  texts("--valid",
+        "validation split: the fraction of the bytes to hold out (default 0.1), or its texts",
+        "FRACTION or PATH ...");
+  texts("--test", "test split: the fraction of the bytes to hold out (default 0), or its texts",
+        "FRACTION or PATH ...");
+  texts("--train", "texts to train on; use it instead of PATH if --valid or --test name texts",
+        "PATH ...");
+  texts("PATH",
+        "files (text may be gzip or zstd data), folders, or (for text) - for standard input", "");
+}
+
+// CLI11 returns values per option; only parse_order() knows the order across options.
+std::vector<PrepareArguments::Text> CommandLine::prepare_texts() const {
+  std::vector<PrepareArguments::Text> texts;
+  std::map<const CLI::Option*, std::size_t> num_taken;
+  for (const CLI::Option* option : app_.get_subcommand("prepare")->parse_order()) {
+    const std::string name = option->get_name();
+    const std::size_t next = num_taken[option]++;
+    if (name == "--valid" || name == "--test" || name == "--train" || name == "PATH")
+      texts.push_back({name, option->results().at(next)});
+  }
+  return texts;
+}
+
+}  // namespace birkhoff
