@@ -24,8 +24,7 @@ class PointRecords final : public SampleSource {
   PointRecords(const Corpus& corpus, const PointRecordOptions& options)
       : options_(options),
         stored_points_(corpus.record(options.split, options.points).shape(0)),
-        sets_(corpus, corpus.record(options.split, options.points)),
-        stored_(static_cast<std::size_t>(stored_points_ * options.dimensions)) {
+        sets_(corpus, corpus.record(options.split, options.points)) {
     if (!options.label.empty()) labels_.emplace(corpus, options.split, options.label);
   }
 
@@ -40,15 +39,20 @@ class PointRecords final : public SampleSource {
     return batch;
   }
 
+  void will_fill(const std::vector<Row>& rows) override {
+    for (const Row& row : rows) sets_.will_read(row.sample, 1);
+  }
+
   void fill(Batch& batch, const std::vector<Row>& rows) override {
     require(static_cast<std::int64_t>(rows.size()) == batch.size(), "one Row per row of the batch");
     auto* points = batch.at(field::kPoints).mutable_data_ptr<float>();
     auto* labels = labels_ ? batch.at(field::kLabels).mutable_data_ptr<std::int64_t>() : nullptr;
     auto* sample_ids = batch.sample_ids_B.mutable_data_ptr<std::int64_t>();
+    std::vector<float> stored(static_cast<std::size_t>(stored_points_ * options_.dimensions));
     for (const Row& row : rows) {
-      sets_.read_bytes(row.sample, 1, reinterpret_cast<char*>(stored_.data()));
+      sets_.read_bytes(row.sample, 1, reinterpret_cast<char*>(stored.data()));
       make_points(options_, point_change(options_, stored_points_, row.epoch, row.sample),
-                  stored_.data(), points);
+                  stored.data(), points);
       points += options_.num_points * options_.dimensions;
       if (labels_) labels_->read(row.sample, 1, labels++);
       *sample_ids++ = row.id;
@@ -60,7 +64,6 @@ class PointRecords final : public SampleSource {
   const std::int64_t stored_points_;
   ShardSequence sets_;
   std::optional<LabelReader> labels_;
-  std::vector<float> stored_;  // the set that is being read
 };
 
 // Uniform in [low, high).
