@@ -49,6 +49,8 @@ void check_values(const google::protobuf::Message& config, const SourceLocations
 // model.encoder). Replaces zeros that mean "derived" with the derived value if the config by itself
 // determines it. Resolving twice changes nothing. Expects numbers in their ranges.
 void resolve(configs::Config& config);
+// Attention of one group of heads with the mechanism that resolve() takes where none is chosen.
+configs::Attention default_attention(int heads);
 
 // Checks the values of a resolved config against each other; check_train() those of config.train().
 void check_consistency(const configs::Config& config, const SourceLocations& places);

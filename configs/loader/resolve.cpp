@@ -52,6 +52,11 @@ std::vector<Attentions*> attention_lists(configs::Model& model) {
   return lists;
 }
 
+void choose_mechanism(configs::HeadGroup& group) {
+  auto& mechanism = *group.mutable_mechanism();
+  if (mechanism.kind_case() == configs::Mechanism::KIND_NOT_SET) mechanism.mutable_dense();
+}
+
 void choose_unchosen(configs::Config& config) {
   auto& optimizer = *config.mutable_train()->mutable_optimizer();
   if (optimizer.kind_case() == configs::Optimizer::KIND_NOT_SET) optimizer.mutable_adamw();
@@ -62,8 +67,7 @@ void choose_unchosen(configs::Config& config) {
     for (auto& attention : *attentions) {
       if (attention.group().empty()) attention.add_group();
       for (auto& group : *attention.mutable_group()) {
-        auto& mechanism = *group.mutable_mechanism();
-        if (mechanism.kind_case() == configs::Mechanism::KIND_NOT_SET) mechanism.mutable_dense();
+        choose_mechanism(group);
       }
     }
   }
@@ -98,6 +102,14 @@ void derive_max_blocks(Message& message, int sequence_length) {
 }
 
 }  // namespace
+
+configs::Attention default_attention(int heads) {
+  configs::Attention attention;
+  configs::HeadGroup& group = *attention.add_group();
+  group.set_heads(heads);
+  choose_mechanism(group);
+  return attention;
+}
 
 void resolve(configs::Config& config) {
   config.clear_include();

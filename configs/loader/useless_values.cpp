@@ -17,6 +17,9 @@ using google::protobuf::Message;
 
 // The value of a field as a Condition names it.
 std::string named_value(const Message& message, const FieldDescriptor& field) {
+  if (field.cpp_type() == FieldDescriptor::CPPTYPE_STRING) {
+    return message.GetReflection()->GetString(message, &field);
+  }
   if (field.message_type() == nullptr) return value_text(message, &field);
   const FieldDescriptor* chosen =
       chosen_member(message.GetReflection()->GetMessage(message, &field));
@@ -109,8 +112,10 @@ std::vector<UselessValue> useless_values(const configs::Config& config) {
 std::string condition_text(const Condition& condition) {
   if (condition.causal()) return "in encoders";
   const bool some = condition.is_size() > 0;
+  const std::string values =
+      fmt::format("{}", fmt::join(some ? condition.is() : condition.is_not(), " or "));
   return fmt::format("{} {} is {}", some ? "unless" : "if", condition.field(),
-                     fmt::join(some ? condition.is() : condition.is_not(), " or "));
+                     values.empty() ? "empty" : values);
 }
 
 }  // namespace birkhoff

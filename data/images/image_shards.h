@@ -37,8 +37,8 @@ struct ShardImages {
 
 class ImageShards {
  public:
-  // source: identifies the input and all options, in one line. image, label: the entries without rows and
-  // shards.
+  // source: identifies the input and all options, in one line. image, label: the entries without
+  // rows and shards.
   ImageShards(std::string folder, std::string source, configs::CorpusManifest::Record image,
               std::optional<configs::CorpusManifest::Record> label);
 

@@ -8,6 +8,7 @@
 #include <algorithm>
 
 #include "cluster/base/error.h"
+#include "configs/loader/check.h"
 #include "configs/schema/config.pb.h"
 #include "models/losses/classification_sums.h"
 #include "models/parallel/parameter_use.h"
@@ -42,11 +43,7 @@ bool pools_as_layers(const configs::Config& config) {
 // The attention of the pooling, and its path in the configuration.
 configs::Attention pooling_attention(const configs::Config& config) {
   if (pools_as_layers(config)) return config.model().attention(0);
-  configs::Attention attention;
-  auto& group = *attention.add_group();
-  group.set_heads(config.model().heads());
-  group.mutable_mechanism()->mutable_dense();
-  return attention;
+  return default_attention(config.model().heads());
 }
 
 SetBlock make_pooling(const configs::Config& config, Parameters& parameters) {

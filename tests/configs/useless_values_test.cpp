@@ -152,6 +152,7 @@ bool is_member(const Descriptor& message, const std::string& name) {
 bool is_value(const FieldDescriptor& field, const std::string& value) {
   if (field.message_type()) return is_member(*field.message_type(), value);
   if (field.enum_type()) return field.enum_type()->FindValueByName(value) != nullptr;
+  if (field.cpp_type() == FieldDescriptor::CPPTYPE_STRING) return value.empty();
   if (field.cpp_type() == FieldDescriptor::CPPTYPE_BOOL) return value == "true" || value == "false";
   return parse_number<std::int64_t>(value).has_value();
 }

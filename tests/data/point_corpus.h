@@ -20,10 +20,10 @@ struct ClusterSets {
   unsigned seed = 1;
 };
 
-// A set of 2 to 5 clusters of equal size; the class is their number, minus 2. Five centers are drawn
-// together from [-1, 1]^P, at least 0.5 apart from each other, and the set has the first of them. So
-// each of them has the same distribution, whatever the class is, and so has a point of a set: it
-// tells nothing about the class.
+// A set of 2 to 5 clusters of equal size; the class is their number, minus 2. Five centers are
+// drawn together from [-1, 1]^P, at least 0.5 apart from each other, and the set has the first of
+// them. So each of them has the same distribution, whatever the class is, and so has a point of a
+// set: it tells nothing about the class.
 inline std::vector<float> cluster_set(const ClusterSets& sets, int clusters,
                                       std::mt19937_64& random) {
   const auto P = static_cast<std::size_t>(sets.dimensions);

@@ -32,8 +32,9 @@ class LimitedChild {
   struct Answer {
     ExitCode code = ExitCode::kOk;  // else of the Error, or kMemory without memory; text says which
     std::string text;               // what `serve` returned
-    // Early, in this request: text says how ("ended by signal 11"). code: kData after a crash or the
-    // limit of processor time; kMemory (SIGKILL) or kStorage if something outside ended it twice.
+    // The child ended in this request: text says how ("ended by signal 11"). code: kData after a
+    // crash or the limit of processor time; kMemory (SIGKILL) or kStorage if something outside
+    // ended it twice.
     bool ended = false;
 
     // What helps if something outside has ended the child.

@@ -33,8 +33,8 @@ constexpr std::int64_t kMaxShardImages = 1 << 16;
 
 int rank_of(const ProcessGroup* ranks) { return ranks == nullptr ? 0 : ranks->rank(); }
 
-// Of all that the shards depend on: also of what inspecting the files found, which may differ between
-// commands and between ranks although the files are the same.
+// The text identifies all that the shards depend on. What inspecting the files found may differ
+// between commands and between ranks although the files are the same.
 std::string identity_of(const CorpusManifest::Source& source, const ImageInput& input,
                         const Classes& classes) {
   std::string found = fmt::format("{}\n", fmt::join(classes.names(), "\n"));

@@ -12,7 +12,7 @@
 #include <cmath>
 
 #include "cluster/base/error.h"
-#include "set_loops.h"
+#include "tests/models/set_transformer/set_loops.h"
 
 namespace birkhoff {
 namespace {
