@@ -1,5 +1,6 @@
-// A library to preload: every pread takes longer, as on a slow file system: by a tenth of a second,
-// or by BIRKHOFF_SLOW_READS milliseconds; until the file that BIRKHOFF_FAST_READS names exists.
+// A library to preload: every pread takes longer, as on a slow file system that serves one read at a
+// time: by a tenth of a second, or by BIRKHOFF_SLOW_READS milliseconds; until the file that
+// BIRKHOFF_FAST_READS names exists.
 // From the read on whose number is BIRKHOFF_HANGING_READS, each takes a minute.
 #include <dlfcn.h>
 #include <sys/types.h>
@@ -8,6 +9,7 @@
 #include <atomic>
 #include <chrono>
 #include <cstdlib>
+#include <mutex>
 #include <thread>
 
 extern "C" ssize_t pread64(int fd, void* buffer, size_t count, off64_t offset) {
@@ -19,6 +21,8 @@ extern "C" ssize_t pread64(int fd, void* buffer, size_t count, off64_t offset) {
   static std::atomic<int> num_reads{0};
   const bool hangs = hanging != nullptr && ++num_reads >= std::atoi(hanging);
   if (fast == nullptr || access(fast, F_OK) != 0) {
+    static std::mutex disk;
+    const std::lock_guard lock(disk);
     const int usual = delay != nullptr ? std::atoi(delay) : 100;
     std::this_thread::sleep_for(std::chrono::milliseconds(hangs ? 60'000 : usual));
   }

@@ -11,7 +11,7 @@
 #include <string>
 #include <vector>
 
-#include "model_fixture.h"
+#include "tests/models/model_fixture.h"
 
 namespace birkhoff {
 
