@@ -153,7 +153,7 @@ class TrainLoader::Impl {
     }
     queue_.pop_front();
     lock.unlock();
-    taken_.notify_all();
+    taken_.notify_one();
     return std::move(first->batch);
   }
 
@@ -191,6 +191,9 @@ class TrainLoader::Impl {
     std::vector<SampleSource::Row> announced;
   };
 
+  // Whether another batch may be started. Call with mutex_.
+  bool has_room() const { return queue_.size() <= static_cast<std::size_t>(options_.prefetch); }
+
   // Waits for rows to fill; null: the loader ends.
   std::optional<Part> take() {
     std::unique_lock lock(mutex_);
@@ -200,15 +203,15 @@ class TrainLoader::Impl {
       const auto open = std::ranges::find_if(
           queue_, [](const auto& each) { return each->num_taken < each->num_rows(); });
       if (open != queue_.end()) found = *open;
-      return stop_ || found || queue_.size() <= static_cast<std::size_t>(options_.prefetch);
+      return stop_ || found || has_room();
     });
     if (stop_) return std::nullopt;
     if (!found) {
       found = std::make_shared<Filling>();
       queue_.push_back(found);
       try {
-        start_batch(*found);
         part.announced = rows_to_announce();
+        start_batch(*found);
       } catch (...) {
         stop_at(*found);
         return std::nullopt;
@@ -219,6 +222,9 @@ class TrainLoader::Impl {
     const std::int64_t share = (found->num_rows() + num_readers - 1) / num_readers;
     found->num_taken = std::min(begin + share, found->num_rows());
     ++found->num_threads;
+    // Threads wake each other, as long as there is work: waking all of hundreds would hold up
+    // next().
+    if (found->num_taken < found->num_rows() || has_room()) taken_.notify_one();
     part.of = found;
     part.rows = {begin, found->num_taken};
     return part;
@@ -251,7 +257,8 @@ class TrainLoader::Impl {
     }
   }
 
-  // Rows of the batches after those that were started, kRowsAhead of them in all. Call with mutex_.
+  // Rows of the next batches, kRowsAhead of them in all, that were not announced yet. Call with
+  // mutex_.
   std::vector<SampleSource::Row> rows_to_announce() {
     std::vector<SampleSource::Row> rows;
     const std::int64_t rows_of_a_batch =

@@ -79,6 +79,9 @@ int sample_command(const SampleArguments& arguments, std::ostream& out, std::ost
     return sample_images(arguments, checkpoint, *image, out, err);
   }
   if (!arguments.png.empty()) {
+    if (checkpoint.manifest.tokenizer().empty()) {
+      fail(ExitCode::kUsage, "{}: a model of this task generates no images", arguments.path);
+    }
     fail(ExitCode::kUsage, "--png {}: the model generates text; give --prompt instead",
          arguments.png);
   }

@@ -18,12 +18,12 @@ class ImageRunMpi : public TrainRunMpi, public testing::WithParamInterface<std::
   static bool of_pixels() { return GetParam() == "pixels"; }
   configs::Config image_config(int steps, const std::vector<std::string>& more = {}) const {
     std::vector<std::string> settings = {"data.corpus=" + (folder_ / "images").string(),
-                                         "train.precision=fp64", "model.heads=4",
+                                         "train.precision=fp64", "model.heads=8",
                                          "model.bias=true"};
     if (of_pixels()) {
       settings.insert(settings.end(),
                       {"task.pixel_model={}", "model.positions=image_axes",
-                       "model.attention.0={ group { heads: 2 mechanism { sinkhorn { block: 4 "
+                       "model.attention.0={ group { heads: 4 mechanism { sinkhorn { block: 4 "
                        "gumbel_noise: true } } } group { mechanism { routing { clusters: 4 "
                        "dropout: 0.1 } } } }"});
     } else {

@@ -260,8 +260,8 @@ TEST_F(ClassifyProcess, RefusesInOneLine) {
       {"no record",
        {"train", "sent.txtpb", "--run", "new", "--set", "data.corpus=plain"},
        4,
-       "plain: split 'train' has no record 'label'; it has: none; birkhoff prepare makes one of a "
-       "table, with --text-column"},
+       "plain: split 'train' has no record 'label'; it has: none; birkhoff prepare makes records of "
+       "labels (--label-column)"},
       {"name of the record",
        {"train", "sent.txtpb", "--run", "new", "--set", "task.classification.label=mood"},
        4,

@@ -129,7 +129,7 @@ TEST_F(PointsProcess, RefusalsAreOneLine) {
   expect_refused(train("data.corpus=solid"), data,
                  "solid: record 'points' of split 'train' has points of 3 coordinates, but "
                  "task.point_sets.dimensions is 2; set it to 3");
-  expect_refused(train("data.corpus=images"), data, "'points'");
+  expect_refused(train("data.corpus=images"), config, "task.point_sets.classes: is 4");
   expect_refused(
       train("task.point_sets.points=label"), data,
       "record 'label' of split 'train' is u16 [], not point sets, which are f32 [points, "

@@ -70,6 +70,9 @@ inline at::Tensor log_probabilities_of(Model& model, const Batch& batch) {
   return model.classifier()->log_probabilities(batch);
 }
 
+// Of the layer norms: model.norm_epsilon is a float.
+constexpr double kEpsilon = 1e-5F;
+
 struct Matrix {
   Matrix(std::size_t of_rows, std::size_t of_columns)
       : rows(of_rows), columns(of_columns), values(of_rows * of_columns) {}
@@ -153,7 +156,7 @@ class Loops {
       }
       for (std::size_t c = 0; c < x.columns; ++c) {
         x.at(n, c) =
-            (x.at(n, c) - mean) / std::sqrt(variance + 1e-5) * weight.at(0, c) + bias.at(0, c);
+            (x.at(n, c) - mean) / std::sqrt(variance + kEpsilon) * weight.at(0, c) + bias.at(0, c);
       }
     }
   }

@@ -288,7 +288,6 @@ TEST(PointSets, RefuseWhatDoesNotFitInOneLine) {
     std::vector<std::string> settings;
     std::string message;
   };
-  const std::string useless = " has no effect if task is point_sets";
   const Refused cases[] = {
       {{"mesh.tensor=2"},
        "mesh.tensor: must be 1 with task.point_sets, whose model is not divided; use more "
@@ -303,16 +302,6 @@ TEST(PointSets, RefuseWhatDoesNotFitInOneLine) {
        "order; choose dense or sinkformer"},
       {{"model.attention.0={ group { mechanism { sortcut { sinkhorn { block: 7 } } } } }"},
        "the points of a set have no order; choose dense or sinkformer"},
-      {{"model.positions=sinusoidal"}, "model.positions: sinusoidal" + useless},
-      {{"model.activation=relu"}, "model.activation: relu" + useless},
-      {{"model.embedding_channels=4"}, "model.embedding_channels: 4" + useless},
-      {{"model.scale_embeddings=true"}, "model.scale_embeddings: true" + useless},
-      {{"model.norm=post"}, "model.norm: post" + useless},
-      {{"model.attention_only=true"}, "model.attention_only: true" + useless},
-      {{"model.head_channels=8"}, "model.head_channels: 8" + useless},
-      {{"model.dropout.residual=0.5"}, "model.dropout.residual: 0.5" + useless},
-      {{"model.tie_embeddings=false"},
-       "model.tie_embeddings: false has no effect unless task is language_model"},
       {{kSet + "dropout=1"}, kSet + "dropout: must be in [0, 1), is 1"},
       {{kSet + "seeds=0"}, kSet + "seeds: must be in [1, 65536], is 0"},
       {{"task.point_sets.augment.rotation=1.5"},
