@@ -1,4 +1,4 @@
-// prepare_corpus when things go wrong: bad input, kills, two commands at once; and its memory.
+// prepare_corpus when things go wrong: bad input, kills, and two commands at once.
 #include "data/prepare/prepare.h"
 
 #include <gtest/gtest.h>
@@ -285,76 +285,6 @@ TEST(Prepare, TwoAtOnceDoNotMix) {
   });
   EXPECT_TRUE(tried);
   verify_corpus(Corpus(folder / "corpus"));
-}
-
-long peak_memory_kib(const PrepareOptions& options) {
-  const pid_t child = fork();
-  if (child == 0) {
-    prepare_corpus(options);
-    _exit(0);
-  }
-  int status = 0;
-  rusage usage = {};
-  EXPECT_EQ(wait4(child, &status, 0, &usage), child);
-  EXPECT_EQ(status, 0);
-  return usage.ru_maxrss;
-}
-
-TEST(Prepare, MemoryDoesNotGrowWithTheText) {
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-  GTEST_SKIP() << "sanitizers keep freed memory";
-#endif
-  TemporaryFolder folder;
-  std::string text = sentences(4000, 1);  // 230 kB
-  while (text.size() < (2 << 20)) text += text;
-  {
-    File large = File::create(folder / "large");
-    for (int i = 0; i < 6; ++i) large.write_all(text);
-    large.close();
-  }
-  write_text(folder / "small", text);
-  const std::int64_t grown_bytes = file_size(folder / "large") - file_size(folder / "small");
-  ASSERT_GT(grown_bytes, 10 << 20);
-  for (const std::string tokenizer : {"bytes", "chars", "words", "sentencepiece"}) {
-    PrepareOptions options =
-        prepare_options(folder / ("small-" + tokenizer), {folder / "small"}, tokenizer);
-    options.shard_tokens = 1 << 18;
-    if (tokenizer == "sentencepiece") {
-      options.vocab_size = 330;
-      options.sample_bytes = 1 << 16;
-    } else {
-      options.chunk_bytes = 1 << 16;
-    }
-    const long small = peak_memory_kib(options);
-    options.out = folder / ("large-" + tokenizer);
-    options.paths = {folder / "large"};
-    const long large = peak_memory_kib(options);
-    EXPECT_LT((large - small) * 1024, grown_bytes / 4) << tokenizer;
-  }
-}
-
-TEST(Prepare, MemoryDoesNotGrowWithTheRows) {
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-  GTEST_SKIP() << "sanitizers keep freed memory";
-#endif
-  TemporaryFolder folder;
-  std::string rows;
-  for (int i = 0; i < 40000; ++i) rows += fmt::format("row {} of many\tlabel {}\n", i, i % 7);
-  for (const auto& [name, repeats] : std::map<std::string, int>{{"small", 3}, {"large", 36}}) {
-    File table = File::create(folder / name);
-    for (int i = 0; i < repeats; ++i) table.write_all(rows);
-    table.close();
-  }
-  const std::int64_t grown_bytes = file_size(folder / "large") - file_size(folder / "small");
-  ASSERT_GT(grown_bytes, 30 << 20);
-  PrepareOptions options = prepare_options(folder / "small-corpus", {folder / "small"});
-  options.table = TableColumns{"1", "2"};
-  options.shard_tokens = 1 << 16;  // rows, too: both tables fill shards of tokens and of labels
-  const long small = peak_memory_kib(options);
-  options.out = folder / "large-corpus";
-  options.paths = {folder / "large"};
-  const long large = peak_memory_kib(options);
-  EXPECT_LT((large - small) * 1024, grown_bytes / 4);
 }
 
 TEST(Prepare, PlaysHave65Characters) {
