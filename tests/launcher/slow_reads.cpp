@@ -1,7 +1,7 @@
-// A library to preload: every pread takes longer, as on a slow file system that serves one read at a
-// time: by a tenth of a second, or by BIRKHOFF_SLOW_READS milliseconds; until the file that
-// BIRKHOFF_FAST_READS names exists.
-// From the read on whose number is BIRKHOFF_HANGING_READS, each takes a minute.
+// A library to preload: every pread takes longer, as on a slow file system that serves one read at
+// a time: by a tenth of a second, or by BIRKHOFF_SLOW_READS milliseconds; until the file that
+// BIRKHOFF_FAST_READS names exists. From the read on whose number is BIRKHOFF_HANGING_READS, each
+// takes a minute.
 #include <dlfcn.h>
 #include <sys/types.h>
 #include <unistd.h>
