@@ -1,4 +1,4 @@
-// The memory of prepare_corpus. A program of its own: what other tests leave in the heap would count.
+// The memory of prepare_corpus. A program of its own: what other tests leave in the heap counts.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 #include <sys/resource.h>
