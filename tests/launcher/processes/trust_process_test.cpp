@@ -287,7 +287,8 @@ class Slow : public TrustProcessTest {
     return train(name,
                  {"--ranks", std::to_string(ranks), "--set", "train.steps=" + std::to_string(steps),
                   "--set", "model.channels=256", "--set", "train.global_batch=" + batch, "--set",
-                  "evaluate.every=0", "--set", "checkpoint.every=0"});
+                  "evaluate.every=0", "--set", "checkpoint.every=0", "--set",
+                  "data.readers=1"});  // more would read ahead of a delay
   }
 };
 
