@@ -181,8 +181,8 @@ void check_tokenizer(const CorpusManifest::Tokenizer& tokenizer, Checker& checke
   }
 }
 
-// Token ids, and the text that they do not represent, mean nothing without their tokenizer. A
-// corpus of records alone, such as images, has none.
+// Token ids, and the text of unknown tokens, need the tokenizer that made them. A corpus without
+// streams needs no tokenizer.
 bool needs_tokenizer(const CorpusManifest& manifest) {
   return std::any_of(manifest.split().begin(), manifest.split().end(), [](const auto& split) {
     return split.stream_size() > 0 || split.has_unknown_text();

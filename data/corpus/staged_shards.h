@@ -29,7 +29,7 @@ struct StagedShard {
   std::string path;
   std::int64_t bytes = 0;
   std::string hash;  // of the shard, from the manifest
-  // The copy is complete, and nobody has discarded it.
+  // True once the copy is complete, until discard().
   std::atomic<bool> is_usable = false;
 };
 

@@ -1,4 +1,4 @@
-// Corpora of records alone: images, points and labels, without a tokenizer and without streams.
+// Corpora without text: records of images, points and labels, no streams and no tokenizer.
 #include <gtest/gtest.h>
 
 #include "cluster/base/files/checksum.h"

@@ -224,7 +224,7 @@ void LimitedChild::answer(const std::vector<std::string>& requests,
       take(i, std::move(answer));
     }
   } catch (...) {
-    stop();  // it may still answer requests that nobody waits for
+    stop();  // its next answers would be those to requests of this call
     throw;
   }
 }

@@ -165,7 +165,7 @@ TEST(Resizing, KeepsConstantsAndEqualSizes) {
   EXPECT_EQ(resized(flat, {200, 90}).pixels, Bytes(200 * 90 * 3, 201));
   const Image image = pattern(12, 12, 3);
   EXPECT_EQ(resized(image, {12, 12}).pixels, image.pixels);
-  // A crop alone moves pixels.
+  // Without a change of size, cropping copies pixels.
   const Image crop = resized(image, {12, 8});
   for (std::int64_t y = 0; y < 12; ++y) {
     const auto* row = image.pixels.data() + (y * 12 + 2) * 3;

@@ -237,7 +237,7 @@ TEST_F(PointRecordsTest, ErrorsNameWhatIsWrong) {
   expect_refused([](auto& o) { o.label = "image"; }, {"'image'", "holds no labels"});
 }
 
-// The class cannot be told from a single point: all classes have the same distribution of points.
+// A single point tells nothing about the class: all classes have the same distribution of points.
 TEST(ClusterSets, HaveTheSamePointsInAllClasses) {
   constexpr int kDrawn = 4000;
   std::map<int, std::vector<double>> mean;  // by class: mean of x, y, x^2, y^2 and x y
