@@ -3,7 +3,6 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
@@ -11,7 +10,7 @@
 
 #include "cluster/base/error.h"
 #include "tests/data/images/image_corpus.h"
-#include "tests/launcher/child.h"
+#include "tests/launcher/program_fixture.h"
 
 namespace birkhoff {
 namespace {
@@ -43,12 +42,10 @@ std::string content(const fs::path& path) {
 }
 
 // The working directory holds a corpus of 6 x 4 x 3 images and a run of each task.
-class ImagesProcess : public testing::Test {
+class ImagesProcess : public ProgramTest {
  protected:
   static void SetUpTestSuite() {
-    setenv("OMP_NUM_THREADS", "1", 1);
-    folder_ = new TemporaryFolder("birkhoff_images");
-    fs::current_path(folder_->path());
+    make_folder("birkhoff_images");
     write_images("images", {6, 4, 3});
     write_images("gray", {6, 4, 1});
     write_images("many", {6, 4, 3}, /*classes=*/4);
@@ -58,27 +55,8 @@ class ImagesProcess : public testing::Test {
       ASSERT_EQ(trained.code, 0) << trained.err;
     }
   }
-  static void TearDownTestSuite() {
-    fs::current_path("/");
-    delete folder_;
-  }
+  static void TearDownTestSuite() { remove_folder(); }
 
-  static Finished birkhoff(const std::vector<std::string>& arguments) {
-    return run_child({.line = birkhoff_line(arguments)});
-  }
-  static std::string out_of(const std::vector<std::string>& arguments) {
-    const Finished finished = birkhoff(arguments);
-    EXPECT_EQ(finished.code, 0) << finished.err;
-    return finished.out;
-  }
-  static void expect_refused(const std::vector<std::string>& arguments, ExitCode code,
-                             const std::string& message) {
-    const Finished finished = birkhoff(arguments);
-    EXPECT_EQ(finished.code, static_cast<int>(code)) << finished.err;
-    EXPECT_EQ(finished.out, "");
-    EXPECT_EQ(std::count(finished.err.begin(), finished.err.end(), '\n'), 1) << finished.err;
-    EXPECT_THAT(finished.err, HasSubstr(message));
-  }
   // Width and height of a PNG, which its header holds as big-endian numbers.
   static std::pair<int, int> size_of_png(const std::string& file) {
     const std::string png = content(file);
@@ -90,8 +68,6 @@ class ImagesProcess : public testing::Test {
     };
     return {number(16), number(20)};
   }
-
-  static inline TemporaryFolder* folder_ = nullptr;
 };
 
 TEST_F(ImagesProcess, EvalPrintsBitsPerDimOrAccuracy) {

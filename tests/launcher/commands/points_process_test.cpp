@@ -4,7 +4,6 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
@@ -12,7 +11,7 @@
 #include "cluster/base/error.h"
 #include "tests/data/images/image_corpus.h"
 #include "tests/data/point_corpus.h"
-#include "tests/launcher/child.h"
+#include "tests/launcher/program_fixture.h"
 
 namespace birkhoff {
 namespace {
@@ -46,12 +45,10 @@ metrics { every: 100 }
 )";
 
 // The working directory holds a corpus of sets of 16 points in 2 dimensions, and a run.
-class PointsProcess : public testing::Test {
+class PointsProcess : public ProgramTest {
  protected:
   static void SetUpTestSuite() {
-    setenv("OMP_NUM_THREADS", "1", 1);
-    folder_ = new TemporaryFolder("birkhoff_points");
-    fs::current_path(folder_->path());
+    make_folder("birkhoff_points");
     write_cluster_sets("sets", {.points = 16, .dimensions = 2, .train = 6000, .valid = 400});
     write_cluster_sets("solid", {.points = 16, .dimensions = 3, .train = 8, .valid = 8});
     write_cluster_sets("few", {.points = 4, .dimensions = 2, .train = 8, .valid = 8});
@@ -60,29 +57,7 @@ class PointsProcess : public testing::Test {
     const Finished trained = birkhoff({"train", "sets.txtpb", "--run", "run"});
     ASSERT_EQ(trained.code, 0) << trained.err;
   }
-  static void TearDownTestSuite() {
-    fs::current_path("/");
-    delete folder_;
-  }
-
-  static Finished birkhoff(const std::vector<std::string>& arguments) {
-    return run_child({.line = birkhoff_line(arguments)});
-  }
-  static std::string out_of(const std::vector<std::string>& arguments) {
-    const Finished finished = birkhoff(arguments);
-    EXPECT_EQ(finished.code, 0) << finished.err;
-    return finished.out;
-  }
-  static void expect_refused(const std::vector<std::string>& arguments, ExitCode code,
-                             const std::string& message) {
-    const Finished finished = birkhoff(arguments);
-    EXPECT_EQ(finished.code, static_cast<int>(code)) << finished.err;
-    EXPECT_EQ(finished.out, "");
-    EXPECT_EQ(std::count(finished.err.begin(), finished.err.end(), '\n'), 1) << finished.err;
-    EXPECT_THAT(finished.err, HasSubstr(message));
-  }
-
-  static inline TemporaryFolder* folder_ = nullptr;
+  static void TearDownTestSuite() { remove_folder(); }
 };
 
 // Points alone tell nothing about the class: a classifier of means of points is right in 25 %
