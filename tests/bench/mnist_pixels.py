@@ -27,10 +27,7 @@ ROUTING = ("model.attention.0={ group { heads: 2 mechanism { block_local { block
 
 
 def result(name, config, steps):
-    """Bits per dim on the test images, and ms per step, computed only if they are missing."""
-    file = mnist_data.FOLDER / f"pixels-{pathlib.Path(config).stem}-{name}-{steps}.json"
-    if file.exists():
-        return json.loads(file.read_text())
+    """Bits per dim on the test images, and ms per step."""
     mechanism = MECHANISMS[name]
     attention = (ROUTING if mechanism is None else
                  f"model.attention.0={{ group {{ mechanism {{ {mechanism} }} }} }}")
@@ -45,9 +42,6 @@ def result(name, config, steps):
         "images": evaluated["sequences"],
         "step_ms": statistics.median(line["step_ms"] for line in lines if "split" not in line),
     }
-    temporary = file.with_suffix(".tmp")
-    temporary.write_text(json.dumps(found))
-    temporary.rename(file)
     subprocess.run(["rm", "-rf", str(run)], check=True)
     return found
 
@@ -62,7 +56,9 @@ def main():
     print(runs.title())
     print("\n| attention | bits per dim | images | ms per step |\n|---|---|---|---|")
     for name in arguments.only:
-        found = result(name, arguments.config, arguments.steps)
+        found = mnist_data.kept(
+            f"pixels-{pathlib.Path(arguments.config).stem}-{name}-{arguments.steps}",
+            lambda name=name: result(name, arguments.config, arguments.steps))
         print(f"| {name} | {found['bits_per_dim']:.4f} | {found['images']} | "
               f"{found['step_ms']:.1f} |", flush=True)
 

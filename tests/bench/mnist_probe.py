@@ -169,11 +169,8 @@ def train_pytorch(weights, patch, half_steps, seed, epochs):
 
 
 def result(patch, half_steps, seed, epochs):
-    """Losses and accuracies of an arm, computed only if they are missing."""
+    """Losses and accuracies of an arm."""
     arm = (patch, half_steps, seed, epochs)
-    file = FOLDER / f"probe-patch{patch}-T{half_steps}-seed{seed}-epochs{epochs}.json"
-    if file.exists():
-        return json.loads(file.read_text())
     run = FOLDER / "run"
     weights = initial_weights(arm, run)
     lines = runs.train(CONFIG, run, settings(*arm))
@@ -183,9 +180,6 @@ def result(patch, half_steps, seed, epochs):
     difference = max(
         abs(a - b) for a, b in zip(losses[:COMPARED_STEPS], peer_losses[:COMPARED_STEPS]))
     found = {"accuracy": accuracy, "pytorch": peer_accuracy, "difference": difference}
-    temporary = file.with_suffix(".tmp")
-    temporary.write_text(json.dumps(found))
-    temporary.rename(file)
     subprocess.run(["rm", "-rf", str(run)], check=True)
     return found
 
@@ -207,7 +201,9 @@ def main():
     for patch in arguments.patches:
         for half_steps in arguments.half_steps:
             found = [
-                result(patch, half_steps, seed, arguments.epochs)
+                mnist_data.kept(
+                    f"probe-patch{patch}-T{half_steps}-seed{seed}-epochs{arguments.epochs}",
+                    lambda arm=(patch, half_steps, seed, arguments.epochs): result(*arm))
                 for seed in range(1, arguments.seeds + 1)
             ]
             ours, peer = (100 * statistics.mean(one[key] for one in found)
