@@ -74,7 +74,7 @@ class BatchPool {
 
 }  // namespace
 
-class TrainLoader::Impl {
+class TrainLoader::Impl : public std::enable_shared_from_this<TrainLoader::Impl> {
  public:
   Impl(std::unique_ptr<SampleSource> source, const LoaderOptions& options, std::int64_t consumed)
       : options_(options),
@@ -89,9 +89,9 @@ class TrainLoader::Impl {
             "options of the loader");
   }
 
-  static void start(const std::shared_ptr<Impl>& impl) {
-    const std::lock_guard lock(impl->mutex_);
-    impl->add_readers(1, impl);
+  void start() {
+    const std::lock_guard lock(mutex_);
+    add_readers(1);
   }
 
   void stop() {
@@ -109,9 +109,33 @@ class TrainLoader::Impl {
     }
   }
 
-  static std::optional<Batch> next(const std::shared_ptr<Impl>& impl,
-                                   const std::function<bool()>& gives_up) {
-    return impl->next_batch(gives_up, impl);
+  std::optional<Batch> next(const std::function<bool()>& gives_up) {
+    std::unique_lock lock(mutex_);
+    auto more_at = std::chrono::steady_clock::now() + kPatience;
+    // Polls instead of waiting to be notified: notifying would cost the reading thread more time
+    // than a row does.
+    while (queue_.empty() || !queue_.front()->is_done()) {
+      lock.unlock();
+      if (gives_up && gives_up()) {
+        leaves_threads_ = true;
+        return std::nullopt;
+      }
+      std::this_thread::sleep_for(std::chrono::microseconds(20));
+      lock.lock();
+      if (std::chrono::steady_clock::now() >= more_at) {
+        read_more();
+        more_at += kPatience;
+      }
+    }
+    const std::shared_ptr<Filling> first = queue_.front();
+    if (first->error) {
+      leaves_threads_ = true;  // another read may hang
+      std::rethrow_exception(first->error);
+    }
+    queue_.pop_front();
+    lock.unlock();
+    taken_.notify_one();
+    return std::move(first->batch);
   }
 
  private:
@@ -127,47 +151,19 @@ class TrainLoader::Impl {
     bool is_done() const { return error || (num_taken == num_rows() && num_threads == 0); }
   };
 
-  std::optional<Batch> next_batch(const std::function<bool()>& gives_up,
-                                  const std::shared_ptr<Impl>& self) {
-    std::unique_lock lock(mutex_);
-    auto more_at = std::chrono::steady_clock::now() + kPatience;
-    // Polls instead of waiting to be notified: notifying would cost the reading thread more time
-    // than a row does.
-    while (queue_.empty() || !queue_.front()->is_done()) {
-      lock.unlock();
-      if (gives_up && gives_up()) {
-        leaves_threads_ = true;
-        return std::nullopt;
-      }
-      std::this_thread::sleep_for(std::chrono::microseconds(20));
-      lock.lock();
-      if (std::chrono::steady_clock::now() >= more_at) {
-        read_more(self);
-        more_at += kPatience;
-      }
-    }
-    const std::shared_ptr<Filling> first = queue_.front();
-    if (first->error) {
-      leaves_threads_ = true;  // another read may hang
-      std::rethrow_exception(first->error);
-    }
-    queue_.pop_front();
-    lock.unlock();
-    taken_.notify_one();
-    return std::move(first->batch);
-  }
-
   // Call with mutex_.
-  void add_readers(int count, const std::shared_ptr<Impl>& self) {
-    for (int i = 0; i < count; ++i) readers_.emplace_back([self] { self->run(); });
+  void add_readers(int count) {
+    for (int i = 0; i < count; ++i) {
+      readers_.emplace_back([self = shared_from_this()] { self->run(); });
+    }
   }
 
   // Training waits, so twice as many threads read. Call with mutex_.
-  void read_more(const std::shared_ptr<Impl>& self) {
+  void read_more() {
     const auto now = static_cast<int>(readers_.size());
     const int more = std::min(now, max_readers_ - now);
     try {
-      add_readers(more, self);
+      add_readers(more);
     } catch (const std::system_error& error) {
       max_readers_ = static_cast<int>(readers_.size());
       log_warning("the system allows no more threads for data than {}: {}", max_readers_,
@@ -332,12 +328,12 @@ class TrainLoader::Impl {
 TrainLoader::TrainLoader(std::unique_ptr<SampleSource> source, const LoaderOptions& options,
                          std::int64_t consumed)
     : impl_(std::make_shared<Impl>(std::move(source), options, consumed)) {
-  Impl::start(impl_);
+  impl_->start();
 }
 TrainLoader::~TrainLoader() { impl_->stop(); }
-Batch TrainLoader::next() { return *Impl::next(impl_, {}); }
+Batch TrainLoader::next() { return *impl_->next({}); }
 std::optional<Batch> TrainLoader::next(const std::function<bool()>& gives_up) {
-  return Impl::next(impl_, gives_up);
+  return impl_->next(gives_up);
 }
 
 }  // namespace birkhoff
