@@ -166,6 +166,11 @@ class ImagePreparation {
   // Writes the split's next shard, unless it is finished.
   void finish(SplitIndex split) {
     Range& range = ranges_[split];
+    if (ranks_ != nullptr && range.shard >= num_shards_[split]) {
+      fail(ExitCode::kData,
+           "{} has more images than when they were counted; start the command again",
+           options_.paths.front());
+    }
     if (!is_mine(split, range.shard) || shards_.is_finished(kSplitNames[split], range.shard)) {
       progress_.skip(range.bytes);
     } else {
