@@ -4,6 +4,7 @@
 #include <array>
 #include <filesystem>
 #include <string_view>
+#include <vector>
 
 #include "cluster/base/error.h"
 #include "cluster/base/files/file.h"
@@ -22,20 +23,12 @@ constexpr std::size_t kCifar10Bytes = 1 + 3072, kCifar100Bytes = 2 + 3072;
 std::string content_of(const std::string& path) {
   TextFile file(File::open_for_read(path), path);
   std::string bytes;
-  while (true) {
-    const std::size_t size = bytes.size();
-    reject_if(size > kMaxBytes, "has more than {} bytes, unpacked", kMaxBytes);
-    bytes.resize(std::max<std::size_t>(1 << 16, 2 * size));
-    std::size_t end = size;
-    while (end < bytes.size()) {
-      const std::size_t got = file.read_some(bytes.data() + end, bytes.size() - end);
-      if (got == 0) break;
-      end += got;
-    }
-    const bool is_whole = end < bytes.size();
-    bytes.resize(end);
-    if (is_whole) return bytes;
+  std::vector<char> part(1 << 20);
+  while (const std::size_t got = file.read_some(part.data(), part.size())) {
+    bytes.append(part.data(), got);
+    reject_if(std::ssize(bytes) > kMaxBytes, "has more than {} bytes, unpacked", kMaxBytes);
   }
+  return bytes;
 }
 
 std::int64_t big_endian(const std::string& bytes, std::size_t at) {
