@@ -17,7 +17,8 @@ namespace birkhoff {
 
 class ProgramTest : public testing::Test {
  protected:
-  // The folder becomes the working directory. Call both in SetUpTestSuite() and TearDownTestSuite().
+  // The folder becomes the working directory.
+  // Call them in SetUpTestSuite() and TearDownTestSuite().
   static void make_folder(const char* name) {
     setenv("OMP_NUM_THREADS", "1", 1);
     folder_ = new TemporaryFolder(name);
