@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
 #include <memory>
 #include <optional>
 
@@ -347,9 +348,11 @@ Outcome run_logged(const configs::Config& config, const RunPaths& paths, bool fr
   }
   std::vector<std::filesystem::path> tokenizer_files;
   if (!corpus.tokenizer_file().empty()) tokenizer_files.push_back(corpus.tokenizer_file());
+  std::function<void()> require_folder;  // of rank 0
+  if (run.folder) require_folder = [&] { run.folder->lease().check(); };
   CheckpointWriter writer(paths.checkpoints(),
                           {config.checkpoint().keep(), config.checkpoint().keep_best()},
-                          tokenizer_files, world.group(), [&] { run.folder->lease().check(); });
+                          tokenizer_files, world.group(), require_folder);
   Agreement agreement(world.group(), mesh.data_on_host(), parts, world.host(),
                       mesh.across_nodes_on_host(), &mesh.tensor_on_host());
   RunCheckpoints checkpoints(&writer, world.group(),
