@@ -2,11 +2,13 @@
 
 #include <algorithm>
 #include <array>
+#include <cstring>
 #include <numeric>
-#include <utility>
 
 #include "cluster/base/error.h"
+#include "cluster/base/instruction_set.h"
 #include "cluster/base/random/philox.h"
+#include "cluster/base/random/philox_rounds.h"
 
 namespace birkhoff {
 namespace {
@@ -16,6 +18,72 @@ namespace {
 constexpr std::uint64_t kRounds = 8;
 // Domains smaller than 2^8 would mix too little for short corpora.
 constexpr int kMinHalfBits = 4;
+
+struct Permutation {
+  std::uint64_t key, n;
+  int half_bits;
+};
+
+// Eight values in one register, or in several narrower ones: the compiler uses the instruction set
+// of the calling function.
+using U64x8 [[gnu::vector_size(64)]] = std::uint64_t;
+constexpr std::int64_t kLanes = 8;
+
+// One pass of eight values through the network.
+[[gnu::always_inline]] inline void mix(const Permutation& of, std::uint64_t* values) {
+  const std::uint64_t mask = (std::uint64_t{1} << of.half_bits) - 1;
+  U64x8 value;
+  std::memcpy(&value, values, sizeof(value));
+  U64x8 left = value >> of.half_bits, right = value & mask;
+  for (std::uint64_t round = 0; round < kRounds; ++round) {
+    // philox(key, round, right)[0]; `right` has at most 32 bits.
+    U64x8 word0 = right, word1{}, word2 = U64x8{} + round, word3{};
+    philox_rounds(of.key, word0, word1, word2, word3);
+    const U64x8 mixed = left ^ (word0 & mask);
+    left = right;
+    right = mixed;
+  }
+  value = left << of.half_bits | right;
+  std::memcpy(values, &value, sizeof(value));
+}
+
+// The samples at positions [begin, end).
+[[gnu::always_inline]] inline void read_loop(const Permutation& of, std::int64_t begin,
+                                             std::int64_t end, std::int64_t* samples) {
+  constexpr std::int64_t kAtOnce = 64;
+  for (; begin < end; begin += kAtOnce, samples += kAtOnce) {
+    std::array<std::uint64_t, kAtOnce> walking{};  // values not yet in [0, n), the first `count`
+    std::array<std::int64_t, kAtOnce> places;      // of them in `samples`
+    std::iota(walking.begin(), walking.end(), begin);
+    std::iota(places.begin(), places.end(), 0);
+    for (auto count = static_cast<std::size_t>(std::min(kAtOnce, end - begin)); count > 0;) {
+      for (std::size_t i = 0; i < count; i += kLanes) mix(of, &walking[i]);
+      std::size_t num_outside = 0;
+      for (std::size_t i = 0; i < count; ++i) {
+        if (walking[i] < of.n) {
+          samples[places[i]] = static_cast<std::int64_t>(walking[i]);
+        } else {
+          places[num_outside] = places[i];
+          walking[num_outside++] = walking[i];
+        }
+      }
+      count = num_outside;
+    }
+  }
+}
+
+#if defined(__x86_64__)
+[[gnu::target("avx512dq,prefer-vector-width=512")]] void read_avx512(const Permutation& of,
+                                                                     std::int64_t begin,
+                                                                     std::int64_t end,
+                                                                     std::int64_t* samples) {
+  read_loop(of, begin, end, samples);
+}
+[[gnu::target("avx2")]] void read_avx2(const Permutation& of, std::int64_t begin, std::int64_t end,
+                                       std::int64_t* samples) {
+  read_loop(of, begin, end, samples);
+}
+#endif
 
 }  // namespace
 
@@ -36,36 +104,13 @@ std::int64_t Sampler::at(std::int64_t place) const {
 void Sampler::read(std::int64_t begin, std::int64_t end, std::int64_t* samples) const {
   require(begin >= 0 && begin <= end && static_cast<std::uint64_t>(end) <= n_,
           "positions outside the epoch");
-  const std::uint64_t mask = (std::uint64_t{1} << half_bits_) - 1;
-  // Each round waits for the one before, but the CPU overlaps the rounds of several positions.
-  constexpr std::int64_t kAtOnce = 8;
-  for (; begin < end; begin += kAtOnce, samples += kAtOnce) {
-    std::array<std::int64_t, kAtOnce> walking;  // indices of values not yet in [0, n)
-    auto last = walking.begin() + std::min(kAtOnce, end - begin);
-    std::iota(walking.begin(), last, 0);
-    std::iota(samples, samples + (last - walking.begin()), begin);
-    while (last != walking.begin()) {
-      std::array<std::uint64_t, kAtOnce> left, right;
-      const auto num_walking = static_cast<std::size_t>(last - walking.begin());
-      for (std::size_t i = 0; i < num_walking; ++i) {
-        const auto value = static_cast<std::uint64_t>(samples[walking[i]]);
-        left[i] = value >> half_bits_;
-        right[i] = value & mask;
-      }
-      for (std::uint64_t round = 0; round < kRounds; ++round) {
-        for (std::size_t i = 0; i < num_walking; ++i) {
-          const std::uint64_t mixed = philox(key_, round, right[i])[0] & mask;
-          left[i] = std::exchange(right[i], left[i] ^ mixed);
-        }
-      }
-      for (std::size_t i = 0; i < num_walking; ++i) {
-        samples[walking[i]] = static_cast<std::int64_t>((left[i] << half_bits_) | right[i]);
-      }
-      last = std::remove_if(walking.begin(), last, [&](std::int64_t i) {
-        return static_cast<std::uint64_t>(samples[i]) < n_;
-      });
-    }
-  }
+  const Permutation of{key_, n_, half_bits_};
+#if defined(__x86_64__)
+  const InstructionSet set = instruction_set();
+  if (set >= InstructionSet::kAvx512) return read_avx512(of, begin, end, samples);
+  if (set == InstructionSet::kAvx2) return read_avx2(of, begin, end, samples);
+#endif
+  read_loop(of, begin, end, samples);
 }
 
 std::int64_t epoch_shift(std::uint64_t seed, std::int64_t epoch, std::int64_t length) {

@@ -338,6 +338,8 @@ TEST(TrainingOnAMesh, AStepThatOneRankGivesUpIsDoneByNone) {
       EXPECT_FALSE(training.run(2).abandoned);
     });
   }
+  std::cout << "mesh stops: tried " << num_trials << ", lost " << (HasFailure() ? "some" : "0")
+            << '\n';
 }
 
 // Before a stop the state is checked with the last batch. The one that only rank 0 got has fewer

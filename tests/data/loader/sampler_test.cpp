@@ -2,9 +2,13 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstdlib>
+#include <utility>
 #include <vector>
+
+#include "cluster/base/random/philox.h"
 
 namespace birkhoff {
 namespace {
@@ -43,6 +47,39 @@ TEST(Sampler, RangesAreThePlacesInThem) {
       for (std::int64_t place = begin; place < end; ++place) {
         ASSERT_EQ(samples[static_cast<std::size_t>(place - begin)], order.at(place));
       }
+    }
+  }
+}
+
+// The definition, one value and one word at a time.
+std::int64_t by_definition(std::uint64_t seed, std::int64_t epoch, std::int64_t n,
+                           std::int64_t place) {
+  const std::uint64_t key =
+      noise_key(seed, static_cast<std::uint64_t>(epoch), 0, NoisePurpose::kSampleOrder);
+  int half_bits = 4;
+  while (half_bits < 32 && (std::uint64_t{1} << (2 * half_bits)) < static_cast<std::uint64_t>(n)) {
+    ++half_bits;
+  }
+  const std::uint64_t mask = (std::uint64_t{1} << half_bits) - 1;
+  auto value = static_cast<std::uint64_t>(place);
+  do {
+    std::uint64_t left = value >> half_bits, right = value & mask;
+    for (std::uint64_t round = 0; round < 8; ++round) {
+      left = std::exchange(right, left ^ (philox(key, round, right)[0] & mask));
+    }
+    value = left << half_bits | right;
+  } while (value >= static_cast<std::uint64_t>(n));
+  return static_cast<std::int64_t>(value);
+}
+
+TEST(Sampler, IsAFeistelNetworkOfPhilox) {
+  for (const std::int64_t n :
+       {std::int64_t{1}, std::int64_t{9}, std::int64_t{1281167}, std::int64_t{1} << 62}) {
+    const std::int64_t count = std::min<std::int64_t>(n, 100);
+    std::vector<std::int64_t> samples(static_cast<std::size_t>(count));
+    Sampler(5, 2, n).read(n - count, n, samples.data());
+    for (std::int64_t i = 0; i < count; ++i) {
+      ASSERT_EQ(samples[static_cast<std::size_t>(i)], by_definition(5, 2, n, n - count + i)) << n;
     }
   }
 }
