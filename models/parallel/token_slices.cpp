@@ -129,11 +129,16 @@ at::Tensor TokenSlices::mine(const at::Tensor& x_BTC) const {
   return at::constant_pad_nd(rows, padding);
 }
 
+at::Tensor TokenSlices::of_tokens(const at::Tensor& x_NC) const {
+  const std::int64_t tokens = batch_ * tokens_;
+  // The backward pass of narrow() fills and copies a tensor.
+  const at::Tensor rows = x_NC.size(0) == tokens ? x_NC : x_NC.narrow(0, 0, tokens);
+  return rows.unflatten(0, {batch_, tokens_});
+}
+
 at::Tensor TokenSlices::gather(const at::Tensor& x_nC) const {
   if (!divided() || !x_nC.defined()) return x_nC;
-  return ExchangeRows<true>::apply(x_nC, group_)
-      .narrow(0, 0, batch_ * tokens_)
-      .unflatten(0, {batch_, tokens_});
+  return of_tokens(ExchangeRows<true>::apply(x_nC, group_));
 }
 
 at::Tensor TokenSlices::sum(const at::Tensor& part_BTC) const {
@@ -153,9 +158,6 @@ TokenSlices::Product TokenSlices::gather_linear(const at::Tensor& x_nC, const at
   }
   const at::TensorList bias = bias_O.defined() ? at::TensorList(bias_O) : at::TensorList();
   const variable_list products = GatherLinear::apply(x_nC, weight_OC, bias, group_);
-  const auto of_tokens = [&](const at::Tensor& rows) {
-    return rows.narrow(0, 0, batch_ * tokens_).unflatten(0, {batch_, tokens_});
-  };
   return {of_tokens(products[0]), of_tokens(products[1])};
 }
 

@@ -52,6 +52,9 @@ class TokenSlices {
                           const NoiseKey& key, NoisePurpose purpose) const;
 
  private:
+  // [B, T, C] of the gathered rows, without those behind the last token.
+  at::Tensor of_tokens(const at::Tensor& x_NC) const;
+
   ProcessGroup* group_ = nullptr;
   std::int64_t batch_ = 0, tokens_ = 0;
   std::int64_t slice_ = 0;  // rows of a slice
