@@ -10,8 +10,9 @@ and what the simulator of `birkhoff plan` predicts.
 The computation of a step is a timed wait, as long as one rank alone takes (`birkhoff bench comm
 CONFIG`), because ranks outnumber cores. First the latency and the bandwidth of the links are
 measured, for each number of hosts and of a host's data-parallel ranks: of one step with next to no
-computation. The simulator gets these numbers and nothing else. Bytes are the difference of the
-interface counters between a run of few rounds and one of many.
+computation. Ranks with a group of their own across hosts (mesh.zero_inside_nodes) fill a link
+better, so it is measured again for them. The simulator gets these numbers and nothing else. Bytes
+are the difference of the interface counters between a run of few rounds and one of many.
 
 --overlap trains for real, on two hosts of one rank, over a link so slow that the gradients take
 twice the backward pass. The bound: forward pass + bytes / bandwidth + update.
@@ -103,9 +104,11 @@ def seconds_of_all_reduce(hosts, ranks, sizes):
     return {int(row[1]): float(row[2]) * 1e-6 for row in rows}
 
 
-def data_ranks(ranks, settings):
-    """How many ranks of a data axis a host has."""
-    return ranks // next((int(each.split("=")[1]) for each in settings if "mesh.tensor" in each), 1)
+def link_of(hosts, ranks, rate, settings):
+    """What the speed of a link depends on: among them how many ranks of a data axis a host has, and
+    whether each of them has a group of its own across hosts."""
+    tensor = next((int(each.split("=")[1]) for each in settings if "mesh.tensor" in each), 1)
+    return hosts, ranks // tensor, rate, "mesh.zero_inside_nodes=true" in settings
 
 
 class Laboratory:
@@ -124,24 +127,27 @@ class Laboratory:
         print("| link | data-parallel ranks on a host | GB/s | latency, us |\n|---|---:|---:|---:|")
         print(f"| inside a host | 2 | {self.inside[0]:.4g} | {self.inside[1]:.4g} |", flush=True)
 
-    def measure(self, hosts, ranks, rate):
+    def measure(self, link):
         """The bandwidth is that with which the simulator is right for a step with next to no
         computation."""
-        kind = (hosts, ranks, rate)
-        if kind in self.between:
+        if link in self.between:
             return
+        hosts, ranks, rate, own_groups = link
         settings = ["data.sequence_length=16", f"train.global_batch={hosts * ranks}",
                     f"mesh.ranks_per_node={ranks if ranks > 1 else 0}"]
+        if own_groups:
+            settings += ["mesh.zero_inside_nodes=true", "train.zero_stage=3"]
         with Hosts(hosts, rate, self.a.latency, self.a.lost) as cluster:
             latency = min(seconds_of_all_reduce(cluster, ranks, "1K-1K").values())
-            self.between[kind] = (ENDLESS_GBS, latency * 1e6)
+            self.between[link] = (ENDLESS_GBS, latency * 1e6)
             result, _ = self.replay(cluster, ranks, rate, settings, 9)
         sent = ranks * sum(group["planned_bytes_to_other_nodes"]
                            for group in result["groups"].values())
         gbs = sent / (result["step_seconds"] - result["simulated_seconds"]) / 1e9
-        self.between[kind] = (gbs, latency * 1e6)
-        print(f"| between {hosts} hosts, {rate} | {ranks} | {gbs:.4g} | {latency * 1e6:.4g} |",
-              flush=True)
+        self.between[link] = (gbs, latency * 1e6)
+        groups = ", a group a rank" if own_groups else ""
+        print(f"| between {hosts} hosts, {rate}{groups} | {ranks} | {gbs:.4g} | "
+              f"{latency * 1e6:.4g} |", flush=True)
 
     def replay(self, cluster, ranks, rate, settings, rounds):
         """What `bench comm CONFIG` reports, and how many bytes came into and went out of each
@@ -149,7 +155,7 @@ class Laboratory:
         arguments = ["bench", "comm", self.a.config, "--ranks", cluster.hosts * ranks, "--json",
                      "--rounds", rounds]
         links = (*self.inside,
-                 *self.between.get((cluster.hosts, data_ranks(ranks, settings), rate), ()))
+                 *self.between.get(link_of(cluster.hosts, ranks, rate, settings), ()))
         for name, value in zip(("--node-gbs", "--node-us", "--network-gbs", "--network-us"), links):
             arguments += [name, f"{value:.6g}"]
         for setting in [*self.a.model, *settings]:
@@ -181,7 +187,7 @@ class Laboratory:
 
     def rows(self, configurations):
         for hosts, ranks, rate, settings in configurations:
-            self.measure(hosts, data_ranks(ranks, settings), rate)
+            self.measure(link_of(hosts, ranks, rate, settings))
         print("\nComputation is a timed wait. Times in ms, medians of "
               f"{1 + self.a.rounds} steps; MB of a host in a step, by its interface, and of the "
               "outgoing ones the ratio to the planned payload; the bound is the larger of "
