@@ -3,7 +3,9 @@
 #pragma once
 
 #include <cstdlib>
+#include <filesystem>
 #include <fstream>
+#include <optional>
 #include <random>
 #include <stdexcept>
 #include <string>
@@ -11,12 +13,20 @@
 
 namespace birkhoff {
 
-// Unpacks the real data set to `path`; false: BIRKHOFF_DATA is not set.
-inline bool write_real_data(const std::string& name, const std::string& path) {
+// The path of a file of real data; not set: BIRKHOFF_DATA is not set, or lacks the file.
+inline std::optional<std::string> real_data(const std::string& name) {
   const char* data = std::getenv("BIRKHOFF_DATA");
-  if (data == nullptr) return false;
-  const std::string command =
-      "gzip -dc '" + std::string(data) + "/" + name + ".gz' > '" + path + "'";
+  if (data == nullptr) return std::nullopt;
+  std::string path = std::string(data) + "/" + name;
+  if (!std::filesystem::exists(path)) return std::nullopt;
+  return path;
+}
+
+// Unpacks the real data set to `path`; false: there is none.
+inline bool write_real_data(const std::string& name, const std::string& path) {
+  const std::optional<std::string> packed = real_data(name + ".gz");
+  if (!packed) return false;
+  const std::string command = "gzip -dc '" + *packed + "' > '" + path + "'";
   // NOLINTNEXTLINE(bugprone-command-processor): the name of the test's own file
   if (std::system(command.c_str()) != 0) throw std::runtime_error(command);
   return true;

@@ -6,6 +6,9 @@
 #include <string_view>
 
 #include "cluster/base/error.h"
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
 #if defined(__linux__) && defined(__x86_64__)
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -34,6 +37,16 @@ void limit_libraries(const NamedSet& set) {
   // On CPUs that are not Intel's, MKL obeys only this variable.
   if (set.set == InstructionSet::kPortable) setenv("MKL_CBWR", "COMPATIBLE", /*overwrite=*/0);
 }
+
+#if defined(__x86_64__)
+// The features "amx-tile" and "amx-bf16", which __builtin_cpu_supports() of clang 14 does not know:
+// bits 24 and 22 of EDX of CPUID's leaf 7 (Intel's manual, volume 2, CPUID).
+bool has_amx() {
+  unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
+  constexpr unsigned kBits = 1u << 24 | 1u << 22;
+  return __get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) != 0 && (edx & kBits) == kBits;
+}
+#endif
 
 // Linux gives a process AMX's registers, which enlarge its threads, only on request.
 bool may_use_amx() {
@@ -83,8 +96,7 @@ bool is_supported(InstructionSet set) {
     case InstructionSet::kAvx512Bf16:
       return is_supported(InstructionSet::kAvx512) && __builtin_cpu_supports("avx512bf16");
     case InstructionSet::kAmxBf16:
-      return is_supported(InstructionSet::kAvx512Bf16) && __builtin_cpu_supports("amx-tile") &&
-             __builtin_cpu_supports("amx-bf16") && may_use_amx();
+      return is_supported(InstructionSet::kAvx512Bf16) && has_amx() && may_use_amx();
 #endif
     default:
       return false;

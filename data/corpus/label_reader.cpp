@@ -4,14 +4,18 @@
 
 namespace birkhoff {
 
-LabelReader::LabelReader(const Corpus& corpus, const std::string& split, const std::string& record)
-    : shards_(corpus, corpus.record(split, record)),
-      num_classes_(corpus.record(split, record).class_name_size()) {
-  if (num_classes_ > 0) return;
+void check_labels(const Corpus& corpus, const std::string& split, const std::string& record) {
+  if (corpus.record(split, record).class_name_size() > 0) return;
   fail(ExitCode::kData,
        "{}: record '{}' of split '{}' holds no labels, because it names no classes; name a record "
        "that does",
        corpus.folder().string(), record, split);
+}
+
+LabelReader::LabelReader(const Corpus& corpus, const std::string& split, const std::string& record)
+    : shards_(corpus, corpus.record(split, record)),
+      num_classes_(corpus.record(split, record).class_name_size()) {
+  check_labels(corpus, split, record);
 }
 
 void LabelReader::read(std::int64_t from, std::int64_t count, std::int64_t* out) {

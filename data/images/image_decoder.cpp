@@ -49,10 +49,14 @@ std::string answer_of(const Head& head, const std::vector<Element>& rest) {
   return answer;
 }
 
+// The child may have run code of a malicious file, so the answer may be anything.
 template <typename Head, typename Element>
-Head head_of(const std::string& answer, std::vector<Element>& rest) {
+Head head_of(const std::string& path, const std::string& answer, std::vector<Element>& rest) {
   Head head;
-  require(answer.size() >= sizeof head, "the answer of the child");
+  if (answer.size() < sizeof head) {
+    fail(ExitCode::kData, "{}: damaged: the process that read it answered {} bytes", path,
+         answer.size());
+  }
   std::memcpy(&head, answer.data(), sizeof head);
   rest.resize((answer.size() - sizeof head) / sizeof(Element));
   if (!rest.empty())
@@ -144,7 +148,7 @@ ImageFile ImageDecoder::inspect(const std::string& path) {
   const std::string damage = damage_of(path, answer);
   if (!damage.empty()) throw Error(ExitCode::kData, damage);
   ImageFile file;
-  const auto head = head_of<FileHead>(answer.text, file.labels);
+  const auto head = head_of<FileHead>(path, answer.text, file.labels);
   file.is_picture = head.is_picture;
   file.images = head.images;
   file.shape = head.shape;
@@ -162,7 +166,7 @@ void ImageDecoder::decode(const std::vector<WantedImage>& wanted,
     DecodedImage decoded;
     decoded.damage = damage_of(wanted[i].path, answer);
     if (decoded.damage.empty()) {
-      const auto head = head_of<ImageHead>(answer.text, decoded.image.pixels);
+      const auto head = head_of<ImageHead>(wanted[i].path, answer.text, decoded.image.pixels);
       decoded.image.shape = head.shape;
       decoded.label = head.label;
     }

@@ -37,7 +37,10 @@ class ImageRecords final : public SampleSource {
   }
 
   void will_fill(const std::vector<Row>& rows) override {
-    for (const Row& row : rows) images_.will_read(row.sample, 1);
+    for (const Row& row : rows) {
+      images_.will_read(row.sample, 1);
+      if (labels_) labels_->will_read(row.sample, 1);
+    }
   }
 
   void fill(Batch& batch, const std::vector<Row>& rows) override {
@@ -120,7 +123,7 @@ ImageDims image_dims(const Corpus& corpus, const std::string& split, const std::
 
 void check_image_records(const Corpus& corpus, const ImageRecordOptions& options) {
   image_dims(corpus, options.split, options.image);
-  if (!options.label.empty()) corpus.record(options.split, options.label);
+  if (!options.label.empty()) check_labels(corpus, options.split, options.label);
   if (corpus.record(options.split, options.image).rows() > 0) return;
   fail(ExitCode::kData, "{}: split '{}' has no image; prepare more images",
        corpus.folder().string(), options.split);

@@ -88,6 +88,7 @@ std::int64_t count_cut_documents(const Corpus& corpus, const DocumentOptions& op
 
 void check_labelled_documents(const Corpus& corpus, const DocumentOptions& options) {
   corpus.stream(options.split, options.stream);
+  check_labels(corpus, options.split, options.label);
   if (corpus.record(options.split, options.label).rows() > 0) return;
   fail(ExitCode::kData, "{}: split '{}' has no document; prepare more text",
        corpus.folder().string(), options.split);

@@ -75,6 +75,20 @@ def train(config, run, settings=(), ranks=None, threads=None):
     return metrics(run)
 
 
+def kept(folder, name, compute):
+    """The result of compute(), which is kept as FOLDER/NAME-COMMIT.json and not computed again at
+    this commit."""
+    commit = subprocess.run(["git", "describe", "--always", "--dirty", "--exclude=*"], cwd=ROOT,
+                            capture_output=True, text=True, check=True).stdout.strip()
+    file = pathlib.Path(folder) / f"{name}-{commit}.json"
+    if not file.exists():
+        found = compute()
+        temporary = file.with_suffix(".tmp")
+        temporary.write_text(json.dumps(found))
+        temporary.rename(file)
+    return json.loads(file.read_text())
+
+
 def metrics(run):
     with open(pathlib.Path(run) / "metrics.jsonl") as lines:
         return [json.loads(line) for line in lines]

@@ -2,7 +2,6 @@
 folder that holds mnist.t10k-images-idx3-ubyte.gz and mnist.t10k-labels-idx1-ubyte.gz."""
 
 import gzip
-import json
 import os
 import pathlib
 import struct
@@ -11,17 +10,6 @@ import birkhoff_runs as runs
 
 FOLDER = runs.WORK / "mnist"
 SPLITS = {"train": (0, 8000), "test": (8000, 10000)}
-
-
-def kept(name, compute):
-    """The result of compute(), a dictionary, which is kept as NAME.json and not computed again."""
-    file = FOLDER / f"{name}.json"
-    if not file.exists():
-        found = compute()
-        temporary = file.with_suffix(".tmp")
-        temporary.write_text(json.dumps(found))
-        temporary.rename(file)
-    return json.loads(file.read_text())
 
 
 def images():

@@ -56,7 +56,8 @@ def main():
     print(runs.title())
     print("\n| attention | bits per dim | images | ms per step |\n|---|---|---|---|")
     for name in arguments.only:
-        found = mnist_data.kept(
+        found = runs.kept(
+            mnist_data.FOLDER,
             f"pixels-{pathlib.Path(arguments.config).stem}-{name}-{arguments.steps}",
             lambda name=name: result(name, arguments.config, arguments.steps))
         print(f"| {name} | {found['bits_per_dim']:.4f} | {found['images']} | "

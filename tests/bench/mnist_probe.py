@@ -201,7 +201,8 @@ def main():
     for patch in arguments.patches:
         for half_steps in arguments.half_steps:
             found = [
-                mnist_data.kept(
+                runs.kept(
+                    mnist_data.FOLDER,
                     f"probe-patch{patch}-T{half_steps}-seed{seed}-epochs{arguments.epochs}",
                     lambda arm=(patch, half_steps, seed, arguments.epochs): result(*arm))
                 for seed in range(1, arguments.seeds + 1)

@@ -4,7 +4,6 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
-#include <fstream>
 #include <numeric>
 
 #include "cluster/base/error.h"
@@ -14,6 +13,7 @@
 #include "models/embeddings/token_embedding.h"
 #include "models/transformer/layers.h"
 #include "runtime/tasks/task.h"
+#include "tests/peak_memory.h"
 #include "tests/sanitized.h"
 
 namespace birkhoff {
@@ -43,17 +43,6 @@ std::string message_of(const std::function<void()>& action, ExitCode* code = nul
     return error.what();
   }
   return "no error";
-}
-
-// The greatest size of this process's memory since `reset`, in bytes (Linux).
-std::int64_t peak_memory(bool reset) {
-  if (reset) std::ofstream("/proc/self/clear_refs") << "5";
-  std::ifstream status("/proc/self/status");
-  for (std::string word; status >> word;) {
-    std::int64_t kibibytes = 0;
-    if (word == "VmHWM:" && status >> kibibytes) return kibibytes * 1024;
-  }
-  return 0;
 }
 
 // 205 million logits, as WikiText-103 has in 766 tokens: 820 MB in fp32, and as much again for

@@ -68,10 +68,9 @@ bool send_message(int socket, ExitCode code, const std::string& text) {
   return send_all(socket, &header, sizeof header) && send_all(socket, text.data(), text.size());
 }
 
-bool receive_message(int socket, ExitCode& code, std::string& text) {
+bool receive_request(int socket, std::string& text) {
   Header header;
   if (!receive_all(socket, &header, sizeof header)) return false;
-  code = static_cast<ExitCode>(header.code);
   text.resize(header.bytes);
   return receive_all(socket, text.data(), text.size());
 }
@@ -150,11 +149,10 @@ void LimitedChild::be_child(int socket) const {
     const rlim_t bytes = address_space_bytes() + static_cast<rlim_t>(limits_.more_bytes);
     limit(RLIMIT_AS, bytes, bytes);
   }
-  ExitCode code;
-  for (std::string text; receive_message(socket, code, text);) {
+  for (std::string text; receive_request(socket, text);) {
     limit(RLIMIT_CPU, used_cpu_seconds() + static_cast<rlim_t>(limits_.cpu_seconds), RLIM_INFINITY);
     alarm(static_cast<unsigned>(limits_.wall_seconds));
-    code = ExitCode::kOk;
+    ExitCode code = ExitCode::kOk;
     try {
       text = serve_(text);
     } catch (const Error& error) {
@@ -199,6 +197,19 @@ LimitedChild::Answer LimitedChild::end() {
   return {code, how, true};
 }
 
+LimitedChild::Answer LimitedChild::receive() {
+  Header header;
+  if (!receive_all(socket_.get(), &header, sizeof header)) return end();
+  // It could not have had more in its memory. A parser of a malicious file may make it say so.
+  if (header.bytes > limits_.more_bytes) {
+    stop();
+    return {ExitCode::kData, fmt::format("announced an answer of {} bytes", header.bytes), true};
+  }
+  Answer answer{static_cast<ExitCode>(header.code), std::string(header.bytes, '\0')};
+  if (!receive_all(socket_.get(), answer.text.data(), answer.text.size())) return end();
+  return answer;
+}
+
 void LimitedChild::answer(const std::vector<std::string>& requests,
                           const std::function<void(std::size_t, Answer)>& take) {
   std::size_t sent = 0;
@@ -213,13 +224,10 @@ void LimitedChild::answer(const std::vector<std::string>& requests,
         require(requests[sent].size() <= kMaxRequestBytes, "size of a request");
         if (!send_message(socket_.get(), ExitCode::kOk, requests[sent])) break;
       }
-      Answer answer;
-      if (!receive_message(socket_.get(), answer.code, answer.text)) {
-        answer = end();
-        if (answer.code != ExitCode::kData && repeated != i) {
-          repeated = i--;
-          continue;
-        }
+      Answer answer = receive();
+      if (answer.ended && answer.code != ExitCode::kData && repeated != i) {
+        repeated = i--;
+        continue;
       }
       take(i, std::move(answer));
     }

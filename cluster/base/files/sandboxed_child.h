@@ -55,8 +55,10 @@ class LimitedChild {
  private:
   void start();
   void stop();
-  // Ends the child and returns how it ended.
+  // Waits for the child, which is ending, and returns how it ended.
   Answer end();
+  // The answer to the first request that has none, or how the child ended.
+  Answer receive();
   [[noreturn]] void be_child(int socket) const;
 
   const Serve serve_;

@@ -2,31 +2,17 @@
 
 #include <cstdio>
 
+#include <fmt/format.h>
 #include <jpeglib.h>
 #include <png.h>
-#include <zlib.h>
 
 #include <cstdlib>
 #include <stdexcept>
 
-#include "cluster/base/error.h"
+#include "tests/data/text/packed_bytes.h"
 
 namespace birkhoff {
 namespace {
-
-std::string deflate_of(const std::string& bytes, int window_bits) {
-  z_stream stream = {};
-  require(deflateInit2(&stream, 6, Z_DEFLATED, window_bits, 8, Z_DEFAULT_STRATEGY) == Z_OK, "zlib");
-  std::string packed(deflateBound(&stream, bytes.size()) + 64, '\0');
-  stream.next_in = reinterpret_cast<Bytef*>(const_cast<char*>(bytes.data()));
-  stream.avail_in = static_cast<uInt>(bytes.size());
-  stream.next_out = reinterpret_cast<Bytef*>(packed.data());
-  stream.avail_out = static_cast<uInt>(packed.size());
-  require(deflate(&stream, Z_FINISH) == Z_STREAM_END, "deflate");
-  packed.resize(packed.size() - stream.avail_out);
-  deflateEnd(&stream);
-  return packed;
-}
 
 void append_little(std::string& bytes, std::uint64_t value, int width) {
   for (int i = 0; i < width; ++i) bytes += static_cast<char>(value >> (8 * i));
@@ -132,8 +118,6 @@ std::string jpeg_of(const Image& image, int quality, bool progressive) {
   std::free(out);
   return bytes;
 }
-
-std::string gzip_of(const std::string& bytes) { return deflate_of(bytes, 16 + MAX_WBITS); }
 
 std::string idx_images_of(const std::vector<Image>& images) {
   const auto [rows, columns] = images.at(0).shape.size;

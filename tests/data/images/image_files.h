@@ -27,8 +27,6 @@ std::string png_of(const PngKind& kind, std::int64_t rows, std::int64_t columns,
 // channels: 1 (gray), 3 (color) or 4 (CMYK), of the image's values.
 std::string jpeg_of(const Image& image, int quality = 100, bool progressive = false);
 
-std::string gzip_of(const std::string& bytes);
-
 // Gray images of equal size, and their labels.
 std::string idx_images_of(const std::vector<Image>& images);
 std::string idx_labels_of(const std::vector<int>& labels);

@@ -139,6 +139,8 @@ TEST_F(ImageRecordsTest, ErrorsNameWhatIsMissing) {
                                   const std::vector<std::string>& fragments) {
     expect_error(
         ExitCode::kData, [&] { image_records(*corpus_, options); }, fragments);
+    expect_error(
+        ExitCode::kData, [&] { check_image_records(*corpus_, options); }, fragments);
   };
   expect_refused({.split = "valid"}, {"'valid'"});
   expect_refused({.image = "picture"}, {"'picture'", "image"});

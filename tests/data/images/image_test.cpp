@@ -3,9 +3,11 @@
 #include <gtest/gtest.h>
 #include <png.h>
 #include <sys/resource.h>
+#include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <array>
 #include <csignal>
 #include <cstdlib>
 
@@ -16,6 +18,9 @@
 #include "data/images/resize.h"
 #include "tests/data/helpers.h"
 #include "tests/data/images/image_files.h"
+#include "tests/data/text/packed_bytes.h"
+#include "tests/peak_memory.h"
+#include "tests/sample_data.h"
 
 namespace birkhoff {
 namespace {
@@ -226,9 +231,11 @@ TEST(ImageArrays, GiveBackTheirImages) {
 }
 
 TEST(ImageArrays, MnistIsWhatItIs) {
-  const char* data = std::getenv("BIRKHOFF_DATA");
-  if (data == nullptr) GTEST_SKIP() << "BIRKHOFF_DATA is not set";
-  const auto array = open_image_array(std::string(data) + "/mnist.t10k-images-idx3-ubyte.gz");
+  // Its labels are in another file.
+  const auto images = real_data("mnist.t10k-images-idx3-ubyte.gz");
+  if (!images || !real_data("mnist.t10k-labels-idx1-ubyte.gz"))
+    GTEST_SKIP() << "BIRKHOFF_DATA holds no mnist.t10k-*.gz";
+  const auto array = open_image_array(*images);
   EXPECT_EQ(array->images(), 10000);
   EXPECT_EQ(array->shape(), (ImageShape{{28, 28}, 1}));
   std::vector<int> of_class(10);
@@ -298,6 +305,26 @@ TEST(LimitedChild, TriesOnceMoreIfSomethingOutsideHasEndedIt) {
   EXPECT_THAT(answers, ElementsAre("1", "kill once", "2", "ended: ended by signal 9",
                                    "ended: ended by signal 15", "ended: took more than 1 s", "3"));
   EXPECT_THAT(codes, ElementsAre(0, 0, 0, 10, 6, 6, 0));
+}
+
+TEST(LimitedChild, EndsIfItAnnouncesMoreThanItMayHold) {
+  LimitedChild child(
+      [](const std::string& request) {
+        if (request != "lie") return request;
+        const std::array<std::uint32_t, 2> header = {0, 0xffffffff};
+        // The socket is its only open file but for the standard ones.
+        for (int fd = 3; fd < 1024; ++fd) send(fd, header.data(), sizeof header, MSG_NOSIGNAL);
+        while (true) pause();
+      },
+      {.cpu_seconds = 10, .wall_seconds = 20, .more_bytes = 64 << 20});
+  std::vector<std::string> answers;
+  const std::int64_t before = peak_memory(/*reset=*/true);
+  child.answer({"1", "lie", "2"}, [&](std::size_t, const LimitedChild::Answer& answer) {
+    answers.push_back((answer.ended ? "ended: " : "") + answer.text);
+    EXPECT_EQ(answer.ended, answer.code == ExitCode::kData);
+  });
+  EXPECT_THAT(answers, ElementsAre("1", "ended: announced an answer of 4294967295 bytes", "2"));
+  EXPECT_LT(peak_memory(/*reset=*/false) - before, 64 << 20);
 }
 
 TEST(LimitedChild, HasItsLimitsAlsoUnderFiniteHardLimits) {

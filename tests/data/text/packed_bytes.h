@@ -10,10 +10,10 @@
 
 namespace birkhoff {
 
-inline std::string gzip_of(std::string_view text) {
+// window_bits: of deflateInit2(), which choose the wrapping.
+inline std::string deflate_of(std::string_view text, int window_bits) {
   z_stream stream{};
-  constexpr int kGzip = 16;
-  if (deflateInit2(&stream, 6, Z_DEFLATED, kGzip + MAX_WBITS, 8, Z_DEFAULT_STRATEGY) != Z_OK)
+  if (deflateInit2(&stream, 6, Z_DEFLATED, window_bits, 8, Z_DEFAULT_STRATEGY) != Z_OK)
     throw std::runtime_error("deflateInit2");
   std::string packed(deflateBound(&stream, text.size()) + 64, '\0');
   stream.next_in = reinterpret_cast<Bytef*>(const_cast<char*>(text.data()));
@@ -26,6 +26,8 @@ inline std::string gzip_of(std::string_view text) {
   if (status != Z_STREAM_END) throw std::runtime_error("deflate");
   return packed;
 }
+
+inline std::string gzip_of(std::string_view text) { return deflate_of(text, 16 + MAX_WBITS); }
 
 // With the checksum that `zstd` writes.
 inline std::string zstd_of(std::string_view text) {

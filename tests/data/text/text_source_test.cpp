@@ -5,7 +5,6 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <fstream>
 #include <functional>
 #include <nlohmann/json.hpp>
 
@@ -15,6 +14,7 @@
 #include "tests/data/helpers.h"
 #include "tests/data/prepare_helpers.h"
 #include "tests/data/text/packed_bytes.h"
+#include "tests/peak_memory.h"
 #include "tests/sample_data.h"
 #include "tests/sanitized.h"
 
@@ -97,17 +97,6 @@ TEST(TextFile, NamesThePipeForZstdDataWithALongWindow) {
                 "zstdcat --long=31 " + folder / "packed" + " | birkhoff ... -"});
 }
 
-// The peak of this process's memory since `reset`, in bytes.
-std::int64_t peak_of_memory(bool reset) {
-  if (reset) std::ofstream("/proc/self/clear_refs") << "5";
-  std::ifstream status("/proc/self/status");
-  for (std::string word; status >> word;) {
-    std::int64_t kibibytes = 0;
-    if (word == "VmHWM:" && status >> kibibytes) return kibibytes * 1024;
-  }
-  return 0;
-}
-
 TEST(TextFile, MemoryDoesNotDependOnTheSizeOfTheFile) {
   if (kSanitized) GTEST_SKIP() << "memory of sanitizers";
   const TemporaryFolder folder;
@@ -117,7 +106,7 @@ TEST(TextFile, MemoryDoesNotDependOnTheSizeOfTheFile) {
       for (int i = 0; i < 2000000; ++i) text += fmt::format("{{\"text\": \"line {}\"}}\n", i);
       write_text(folder / "packed", pack(text));
     }
-    const std::int64_t before = peak_of_memory(/*reset=*/true);
+    const std::int64_t before = peak_memory(/*reset=*/true);
     std::int64_t documents = 0;
     for_each_text({{folder / "packed"}}, "", {TextFormat::kJsonLines, "text"},
                   [&](const Document&) { ++documents; });
@@ -131,7 +120,7 @@ TEST(TextFile, MemoryDoesNotDependOnTheSizeOfTheFile) {
         });
     EXPECT_EQ(documents, 2000000);
     EXPECT_GT(scan.bytes, 40 << 20);
-    EXPECT_LT(peak_of_memory(/*reset=*/false) - before, 16 << 20) << name;
+    EXPECT_LT(peak_memory(/*reset=*/false) - before, 16 << 20) << name;
   }
 }
 
@@ -163,11 +152,11 @@ TEST(TextSource, ACompressedFileIsItsText) {
 }
 
 TEST(TextSource, RealTextInGzipIsItsText) {
-  const char* data = std::getenv("BIRKHOFF_DATA");
-  if (data == nullptr) GTEST_SKIP() << "BIRKHOFF_DATA is not set";
+  const auto packed = real_data("tinyshakespeare.txt.gz");
+  if (!packed) GTEST_SKIP() << "BIRKHOFF_DATA holds no tinyshakespeare.txt.gz";
   const TemporaryFolder folder;
   write_real_data("tinyshakespeare.txt", folder / "plain");
-  prepare_corpus(prepare_options(folder / "packed", {data + "/tinyshakespeare.txt.gz"s}, "chars"));
+  prepare_corpus(prepare_options(folder / "packed", {*packed}, "chars"));
   prepare_corpus(prepare_options(folder / "corpus", {folder / "plain"}, "chars"));
   for (const std::string split : {"train", "valid"}) {
     EXPECT_EQ(tokens_of(Corpus(folder / "packed"), split),

@@ -2,6 +2,7 @@
 #include <png.h>
 
 #include "tests/data/images/image_files.h"
+#include "tests/data/text/packed_bytes.h"
 #include "tests/launcher/bad_input/bad_input.h"
 #include "tests/launcher/bad_input/damage.h"
 
