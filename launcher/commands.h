@@ -20,11 +20,13 @@ struct PrepareArguments {
   std::optional<std::string> separator, jsonl;  // between documents; the field of JSON Lines
   std::optional<std::string> text_column, label_column;  // of tables: a name, or a number from 1
   bool header = false;                                   // the first line of a table has names
-  bool images = false;     // the input is images; the next four are only for them
+  bool images = false;     // the input is images; the next two are only for them
   std::string image_size;  // N or ROWSxCOLUMNS; empty: as they are
   int channels = 0;        // 1 or 3; 0: as they are
+  bool points = false;     // the input is point sets
+  // The rest is for images and point sets.
   bool unlabeled = false, skip_damaged = false;
-  std::optional<int> ranks;  // of images: start this many ranks and supervise them
+  std::optional<int> ranks;  // start this many ranks and supervise them
   // The values of PATH, --train, --valid and --test, in the order of the command line.
   struct Text {
     std::string option;  // "PATH", "--train", ...

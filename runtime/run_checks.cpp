@@ -162,6 +162,12 @@ std::string check_idle_ranks(const configs::Config& config, int num_ranks) {
                   train.invariant().shards() > 0
                       ? fmt::format(" in train.invariant.shards = {}", train.invariant().shards())
                       : "");
+  if (has_batch_norm(config.task())) {
+    fail(ExitCode::kConfig,
+         "{}, and with batch norms all must take part in each pass; start at most {} data-parallel "
+         "ranks",
+         what, num_ranks - idle);
+  }
   if (train.zero_stage() > 1) {
     fail(ExitCode::kConfig,
          "{}, and with train.zero_stage {} all must make the same passes; start at most {} data-"

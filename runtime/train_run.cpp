@@ -18,6 +18,7 @@
 #include "cluster/base/text/plural.h"
 #include "cluster/health/heartbeat.h"
 #include "cluster/mesh.h"
+#include "configs/loader/check.h"
 #include "configs/loader/config_io.h"
 #include "configs/schema/config.pb.h"
 #include "data/batch/partition.h"
@@ -282,7 +283,7 @@ Outcome run_logged(const configs::Config& config, const RunPaths& paths, bool fr
   const std::unique_ptr<Task> task = make_task(config);
   const ModelInputs inputs = task->inputs(corpus, kTrainSplit);
   const std::optional<NodeGroups> nodes = mesh.nodes();
-  ModelPlacement place(group.device(), &mesh.tensor());
+  ModelPlacement place(group.device(), &mesh.tensor(), &group);
   place.sliced =
       config.train().zero_stage() > 2 && (nodes ? nodes->inside->size() : group.size()) > 1;
   const std::unique_ptr<Model> model = task->make_model(inputs, place);
@@ -363,7 +364,9 @@ Outcome run_logged(const configs::Config& config, const RunPaths& paths, bool fr
 
   Trainer trainer({config, *model, feed, group, world.group(), buckets, *optimizer, hooks.stop,
                    *reporter, activity, checkpoints, samples_per_epoch, evaluator.get(), &agreement,
-                   buckets.passes_are_collective() ? &world.group() : &mesh.tensor_on_host()});
+                   buckets.passes_are_collective() || has_batch_norm(config.task())
+                       ? &world.group()
+                       : &mesh.tensor_on_host()});
   const Outcome outcome = trainer.run(state);
   if (world.rank() != 0) return outcome;
   // Such a job would be requeued again and again.

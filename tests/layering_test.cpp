@@ -415,7 +415,7 @@ TEST(Layering, MechanismsAreNamedInAttentionOnly) {
 }
 
 TEST(Layering, TasksAreNamedInTheirFolderOnly) {
-  const std::regex asks = asks_for("config.proto", "Task");
+  const std::regex asks = asks_for("task.proto", "Task");
   EXPECT_THAT(asked_outside(our_tree(), asks, {"runtime/tasks/", "configs/"}), IsEmpty());
   const BrokenTree broken({{"runtime/x.cpp", "if (task.has_translation()) return;\n"},
                            {"launcher/y.cpp", "case configs::Task::kLanguageModel:\n"}});

@@ -72,6 +72,7 @@ class ConsistencyCheck {
   void run() const {
     check_task();
     check_model();
+    if (config_.task().has_point_sets()) check_point_sets(config_, places_);
     check_train(config_, places_);
     check_mesh();
     const std::string& split = config_.evaluate().split();
@@ -381,7 +382,14 @@ bool is_causal(const configs::Task& task) {
 }
 
 bool reads_images(const configs::Task& task) {
-  return task.has_pixel_model() || task.has_image_classification();
+  const Message* message = chosen(task);
+  return message != nullptr && message->GetDescriptor()->FindFieldByName("image") != nullptr;
+}
+
+bool has_batch_norm(const configs::Task& task) {
+  const FieldDescriptor* network =
+      task.has_point_sets() ? chosen_member(task.point_sets()) : nullptr;
+  return network != nullptr && network->message_type()->options().GetExtension(configs::batch_norm);
 }
 
 int class_count(const configs::Task& task) {

@@ -45,21 +45,27 @@ int block_length_of(const google::protobuf::Message& mechanism);
 void check_values(const google::protobuf::Message& config, const SourceLocations& places);
 
 // Sets every unset field: numbers, strings and enums to their defaults, messages recursively (in a
-// oneof only the chosen one; by default optimizer: adamw, mechanism: dense, and for translation
-// model.encoder). Replaces zeros that mean "derived" with the derived value if the config by itself
-// determines it. Resolving twice changes nothing. Expects numbers in their ranges.
+// oneof only the chosen one; by default optimizer: adamw, mechanism: dense, for point sets the
+// set_transformer, and for translation model.encoder). Replaces zeros that mean "derived" with the
+// derived value if the config by itself determines it. Resolving twice changes nothing. Expects
+// numbers in their ranges.
 void resolve(configs::Config& config);
 // Attention of one group of heads with the mechanism that resolve() takes where none is chosen.
 configs::Attention default_attention(int heads);
 
-// Checks the values of a resolved config against each other; check_train() those of config.train().
+// Checks the values of a resolved config against each other; check_train() those of config.train(),
+// check_point_sets() those that a task.point_sets restricts.
 void check_consistency(const configs::Config& config, const SourceLocations& places);
 void check_train(const configs::Config& config, const SourceLocations& places);
+void check_point_sets(const configs::Config& config, const SourceLocations& places);
 
 // True if tokens see only earlier tokens, in the stack that predicts.
 bool is_causal(const configs::Task& task);
 // Whether the samples of the task are images.
 bool reads_images(const configs::Task& task);
+// Whether the task's network normalizes over the global batch (batch_norm): its training passes are
+// then collective over the data-parallel ranks.
+bool has_batch_norm(const configs::Task& task);
 // Number of classes that the task predicts; 0 if none.
 int class_count(const configs::Task& task);
 

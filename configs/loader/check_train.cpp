@@ -45,6 +45,7 @@ class TrainCheck {
                    "has no effect with train.optimizer.sgd.momentum 0; set the momentum, or leave "
                    "nesterov out");
     }
+    if (has_batch_norm(config_.task())) check_batch_norm();
     if (train.cuda_graph()) check_cuda_graph();
     check_schedule();
   }
@@ -84,12 +85,35 @@ class TrainCheck {
                    "has no effect with shape {}; leave it out, or use shape step_decay",
                    configs::Schedule::Shape_Name(schedule.shape()));
     }
-    for (int i = 0; i < schedule.decay_epoch_size(); ++i) {
-      const int last = i == 0 ? 0 : schedule.decay_epoch(i - 1);
+    for (int i = 1; i < schedule.decay_epoch_size(); ++i) {
+      const int last = schedule.decay_epoch(i - 1);
       if (schedule.decay_epoch(i) > last) continue;
       config_error(places_, fmt::format("train.schedule.decay_epoch.{}", i),
-                   "{} is not above {}; epochs must be ascending, from 1 on (epoch 0 is the first)",
-                   schedule.decay_epoch(i), last);
+                   "{} is not above {}; epochs must be ascending", schedule.decay_epoch(i), last);
+    }
+  }
+
+  // Each forward pass sees the rank's whole share of the global batch, once.
+  void check_batch_norm() const {
+    const auto& train = config_.train();
+    const char* const why = "with batch norms, whose statistics are those of the global batch";
+    if (train.global_batch() < 2) {
+      config_error(places_, "train.global_batch", "must be at least 2 {}", why);
+    }
+    if (train.micro_batch() > 0) {
+      config_error(places_, "train.micro_batch",
+                   "must be 0 {}; leave it out, and use more ranks if memory is short", why);
+    }
+    if (train.invariant().shards() > 0) {
+      config_error(places_, "train.invariant.shards", "must be 0 {}; leave it out", why);
+    }
+    if (train.recompute()) {
+      config_error(places_, "train.recompute",
+                   "must be false {} and which communicate in each pass; leave it out", why);
+    }
+    if (train.cuda_graph()) {
+      config_error(places_, "train.cuda_graph",
+                   "must be false {} and which communicate in each pass; leave it out", why);
     }
   }
 

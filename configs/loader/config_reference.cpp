@@ -1,3 +1,4 @@
+#include <fmt/ranges.h>
 #include <google/protobuf/descriptor.h>
 #include <google/protobuf/descriptor.pb.h>
 #include <google/protobuf/text_format.h>
@@ -181,7 +182,11 @@ class Writer {
       text_ += wrapped(about) + "\n\n";
     // A oneof of one field is an option.
     if (message.oneof_decl_count() > 0 && message.oneof_decl(0)->field_count() > 1) {
-      text_ += "One of:\n\n";
+      const auto& choice = *message.oneof_decl(0);
+      text_ += choice.field_count() == message.field_count()
+                   ? "One of:\n\n"
+                   : fmt::format("One of `{}`, and the other fields:\n\n",
+                                 fmt::join(oneof_names(choice), "`, `"));
     }
     text_ += fmt::format("| field | type | default | range |{} meaning |\n",
                          of_run_ ? " on resume |" : "");

@@ -60,8 +60,13 @@ void choose_mechanism(configs::HeadGroup& group) {
 void choose_unchosen(configs::Config& config) {
   auto& optimizer = *config.mutable_train()->mutable_optimizer();
   if (optimizer.kind_case() == configs::Optimizer::KIND_NOT_SET) optimizer.mutable_adamw();
+  auto& task = *config.mutable_task();
+  if (task.has_point_sets() &&
+      task.point_sets().network_case() == configs::PointSets::NETWORK_NOT_SET) {
+    task.mutable_point_sets()->mutable_set_transformer();
+  }
   auto& model = *config.mutable_model();
-  if (config.task().has_translation()) model.mutable_encoder();
+  if (task.has_translation()) model.mutable_encoder();
   for (Attentions* attentions : attention_lists(model)) {
     if (attentions->empty()) attentions->Add();
     for (auto& attention : *attentions) {

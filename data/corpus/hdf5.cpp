@@ -216,4 +216,99 @@ void check_hdf5(const std::string& path, const std::vector<Hdf5DataSet>& expecte
   }
 }
 
+namespace {
+
+// Whether all values were written; the library reads others as 0.
+bool is_complete(const SetId& set, const ListId& creation, const std::vector<hsize_t>& sizes) {
+  H5D_space_status_t status = H5D_SPACE_STATUS_ERROR;
+  if (H5Dget_space_status(set.get(), &status) < 0) return false;
+  if (H5Pget_layout(creation.get()) != H5D_CHUNKED) {
+    return status == H5D_SPACE_STATUS_ALLOCATED || H5Pget_layout(creation.get()) == H5D_COMPACT;
+  }
+  std::vector<hsize_t> chunk(sizes.size());
+  hsize_t expected = 1, found = 0;
+  if (H5Pget_chunk(creation.get(), static_cast<int>(chunk.size()), chunk.data()) < 0) return false;
+  for (std::size_t i = 0; i < sizes.size(); ++i) {
+    if (chunk[i] == 0) return false;
+    expected *= (sizes[i] + chunk[i] - 1) / chunk[i];
+  }
+  const SpaceId space(H5Dget_space(set.get()));  // 1.10 takes no H5S_ALL here
+  return H5Dget_num_chunks(set.get(), space.get(), &found) >= 0 && found == expected;
+}
+
+// Opens a data set and finds its shape. No other file is opened for it.
+SetId open_foreign(hid_t file, const std::string& name, H5T_class_t kind, Interval dimensions,
+                   std::int64_t max_values, std::vector<std::int64_t>& shape) {
+  H5L_info_t link = {};
+  reject_if(H5Lexists(file, name.c_str(), H5P_DEFAULT) <= 0, "has no data set '{}'", name);
+  reject_if(H5Lget_info(file, name.c_str(), &link, H5P_DEFAULT) < 0 || link.type != H5L_TYPE_HARD,
+            "its '{}' is a link; copy the data set to its place", name);
+  SetId set(H5Dopen2(file, name.c_str(), H5P_DEFAULT));
+  reject_if(!set, "its data set '{}' cannot be opened ({})", name, reason());
+  const TypeId type(H5Dget_type(set.get()));
+  const bool is_float = kind == H5T_FLOAT;
+  reject_if(!type || H5Tget_class(type.get()) != kind ||
+                (is_float ? H5Tget_size(type.get()) != 4 : H5Tget_size(type.get()) > 8),
+            "its data set '{}' is not of {}", name,
+            is_float ? "32-bit floating-point numbers" : "integers of at most 64 bits");
+  const ListId creation(H5Dget_create_plist(set.get()));
+  reject_if(!creation || H5Pget_external_count(creation.get()) != 0 ||
+                H5Pget_layout(creation.get()) == H5D_VIRTUAL,
+            "the values of its data set '{}' are in another file; copy them into this one", name);
+  const SpaceId space(H5Dget_space(set.get()));
+  const int rank = !space ? -1 : H5Sget_simple_extent_ndims(space.get());
+  reject_if(rank < dimensions.begin || rank >= dimensions.end,
+            "its data set '{}' has {} dimensions, not {}", name, rank, dimensions.end - 1);
+  std::vector<hsize_t> sizes(static_cast<std::size_t>(rank));
+  reject_if(H5Sget_simple_extent_dims(space.get(), sizes.data(), nullptr) != rank,
+            "its data set '{}' has no shape ({})", name, reason());
+  std::int64_t count = 1;
+  for (const hsize_t size : sizes) {
+    const bool fits = size <= static_cast<hsize_t>(max_values) &&
+                      count * static_cast<std::int64_t>(size) <= max_values;
+    reject_if(!fits, "its data set '{}' has more than {} values", name, max_values);
+    count *= static_cast<std::int64_t>(size);
+    shape.push_back(static_cast<std::int64_t>(size));
+  }
+  reject_if(count > 0 && !is_complete(set, creation, sizes),
+            "its data set '{}' has values that were never written, or is damaged", name);
+  return set;
+}
+
+template <typename T>
+Hdf5Values<T> read_foreign(hid_t file, const std::string& name, H5T_class_t kind, hid_t type,
+                           Interval dimensions, std::int64_t max_values) {
+  Hdf5Values<T> read;
+  const SetId set = open_foreign(file, name, kind, dimensions, max_values, read.shape);
+  std::size_t count = 1;
+  for (const std::int64_t size : read.shape) count *= static_cast<std::size_t>(size);
+  read.values.resize(count);
+  if (count == 0) return read;
+  reject_if(H5Dread(set.get(), type, H5S_ALL, H5S_ALL, H5P_DEFAULT, read.values.data()) < 0,
+            "the values of its data set '{}' are damaged or end early ({})", name, reason());
+  return read;
+}
+
+}  // namespace
+
+ForeignHdf5::ForeignHdf5(const std::string& path) {
+  checked(H5Eset_auto2(H5E_DEFAULT, nullptr, nullptr), "H5Eset_auto2");
+  checked(H5PLset_loading_state(0), "H5PLset_loading_state");  // filters in other libraries
+  file_ = H5Fopen(path.c_str(), H5F_ACC_RDONLY, H5P_DEFAULT);
+  reject_if(file_ < 0, "is not HDF5, or is damaged ({})", reason());
+}
+
+ForeignHdf5::~ForeignHdf5() { H5Fclose(file_); }
+
+Hdf5Values<float> ForeignHdf5::floats(const std::string& name, Interval dimensions,
+                                      std::int64_t max_values) const {
+  return read_foreign<float>(file_, name, H5T_FLOAT, H5T_NATIVE_FLOAT, dimensions, max_values);
+}
+
+Hdf5Values<std::int64_t> ForeignHdf5::integers(const std::string& name, Interval dimensions,
+                                               std::int64_t max_values) const {
+  return read_foreign<std::int64_t>(file_, name, H5T_INTEGER, H5T_NATIVE_INT64, dimensions,
+                                    max_values);
+}
+
 }  // namespace birkhoff

@@ -122,20 +122,6 @@ class ImageServer {
   std::unique_ptr<ImageArray> array_;
 };
 
-// Why a file could not be read; empty if it could. Throws errors of the machine.
-std::string damage_of(const std::string& path, const LimitedChild::Answer& answer) {
-  if (answer.ended && answer.code != ExitCode::kData) {
-    fail(answer.code, "{}: the process that read it {}, twice; {}, then start the command again",
-         path, answer.text, answer.cure());
-  }
-  if (answer.ended)
-    return fmt::format("{}: damaged: the process that read it {}", path, answer.text);
-  if (answer.code == ExitCode::kOk) return "";
-  if (answer.code == ExitCode::kMemory) return fmt::format("{}: {}", path, answer.text);
-  if (answer.code == ExitCode::kData) return answer.text;
-  throw Error(answer.code, answer.text);
-}
-
 }  // namespace
 
 ImageDecoder::ImageDecoder(const ImageForm& form)
@@ -145,7 +131,7 @@ ImageDecoder::ImageDecoder(const ImageForm& form)
 
 ImageFile ImageDecoder::inspect(const std::string& path) {
   const LimitedChild::Answer answer = child_.answer(fmt::format("{}0 {}", char{kInspect}, path));
-  const std::string damage = damage_of(path, answer);
+  const std::string damage = answer.damage(path);
   if (!damage.empty()) throw Error(ExitCode::kData, damage);
   ImageFile file;
   const auto head = head_of<FileHead>(path, answer.text, file.labels);
@@ -164,7 +150,7 @@ void ImageDecoder::decode(const std::vector<WantedImage>& wanted,
   }
   child_.answer(requests, [&](std::size_t i, const LimitedChild::Answer& answer) {
     DecodedImage decoded;
-    decoded.damage = damage_of(wanted[i].path, answer);
+    decoded.damage = answer.damage(wanted[i].path);
     if (decoded.damage.empty()) {
       const auto head = head_of<ImageHead>(wanted[i].path, answer.text, decoded.image.pixels);
       decoded.image.shape = head.shape;

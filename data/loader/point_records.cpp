@@ -106,6 +106,7 @@ PointChange point_change(const PointRecordOptions& options, std::int64_t stored_
 void make_points(const PointRecordOptions& options, const PointChange& change, const float* stored,
                  float* out) {
   const std::int64_t N = options.num_points, P = options.dimensions;
+  require(P >= 2 || change.angle == 0, "points with 1 coordinate are not rotated");
   for (std::int64_t n = 0; n < N; ++n) {
     const std::int64_t from =
         change.indices.empty() ? n : change.indices[static_cast<std::size_t>(n)];

@@ -49,7 +49,7 @@ PointChange point_change(const PointRecordOptions& options, std::int64_t stored_
                          std::int64_t epoch, std::int64_t sample);
 
 // The sample [N, P] of a stored set [M, P]: its points, standardized, rotated and scaled. Equal
-// points stay at the origin.
+// points stay at the origin. P must be at least 2 if the angle is not 0.
 void make_points(const PointRecordOptions& options, const PointChange& change, const float* stored,
                  float* out);
 

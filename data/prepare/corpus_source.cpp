@@ -49,7 +49,7 @@ void fail_as_empty(SplitIndex split, const std::string& first_path, const std::s
 }
 
 void require_same(const OutFolder& folder, const configs::CorpusManifest::Source& source,
-                  const char* what, const char* why_no_hash,
+                  const char* what, const std::string& why_no_hash,
                   const std::function<bool(const configs::CorpusManifest::Source&)>& same_content) {
   const Corpus corpus(folder.path());
   const auto& there = corpus.manifest().source();

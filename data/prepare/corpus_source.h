@@ -1,5 +1,5 @@
 // The source of a corpus, which `prepare` records: the same source yields the same corpus. Shared
-// by text and images.
+// by text and records.
 #pragma once
 
 #include <functional>
@@ -30,7 +30,7 @@ void require_documents(const InputScan& scan, const PrepareOptions& options, con
 // that only the times of the files differ. what: "text", "images". why_no_hash: why a corpus may
 // record these times and not what is in the files.
 void require_same(const OutFolder& folder, const configs::CorpusManifest::Source& source,
-                  const char* what, const char* why_no_hash,
+                  const char* what, const std::string& why_no_hash,
                   const std::function<bool(const configs::CorpusManifest::Source&)>& same_content);
 
 }  // namespace birkhoff

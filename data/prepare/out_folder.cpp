@@ -8,7 +8,7 @@
 #include "cluster/base/files/checksum.h"
 #include "cluster/base/logging/log.h"
 #include "data/corpus/manifest.h"
-#include "data/images/image_shards.h"
+#include "data/corpus/record_shards.h"
 
 namespace birkhoff {
 namespace {
@@ -18,10 +18,11 @@ namespace {
 constexpr char kUnfinishedName[] = ".unfinished";
 constexpr char kSpoolPrefix[] = ".input-";
 // Every name that prepare uses in the folder, including the names of temporary files.
-constexpr char kOurNames[] = R"((train|valid|test)-(tokens|label|unknown|image)-\d{5,}\.h5(\.tmp)?)"
-                             R"(|(tokenizer\.(chars|words|whitespace|model)|manifest\.json)"
-                             R"(|\.finished-(train|valid|test)-\d{5,})(\.tmp-.+-\d+-[0-9a-f]{8})?)"
-                             R"(|\.input-\d+|\.unfinished)";
+constexpr char kOurNames[] =
+    R"((train|valid|test)-(tokens|label|unknown|image|points)-\d{5,}\.h5(\.tmp)?)"
+    R"(|(tokenizer\.(chars|words|whitespace|model)|manifest\.json)"
+    R"(|\.finished-(train|valid|test)-\d{5,})(\.tmp-.+-\d+-[0-9a-f]{8})?)"
+    R"(|\.input-\d+|\.unfinished)";
 
 bool same_file(const std::string& a, const std::string& b) {
   struct stat info_a, info_b;

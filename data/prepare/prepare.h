@@ -44,7 +44,7 @@ struct PrepareOptions {
   // `label` of each split holds the labels.
   std::optional<TableColumns> table;
   // The classes of the labels 0, 1, ...; if empty, all labels of the input, sorted. Only for
-  // tables, and for images (data/prepare/images/prepare_images.h).
+  // tables, and for records (data/prepare/records/prepare_records.h).
   std::vector<std::string> class_names;
 
   // Maximum number of tokens in a shard. One shard per split is kept in memory.
@@ -59,7 +59,7 @@ struct PrepareOptions {
 
 struct PrepareProgress {
   // "read standard input", "read documents", "build vocabulary", "train SentencePiece", "encode",
-  // "find images", "read images"
+  // "find images", "read images", and so for other records
   std::string phase;
   std::int64_t done_bytes = 0, total_bytes = 0;  // of this phase; total 0 = unknown
   double bytes_per_second = 0;                   // of this phase
@@ -73,7 +73,7 @@ struct PrepareResult {
   bool already_prepared = false;  // the folder already held this corpus; nothing was done
   std::int64_t empty_files = 0;   // skipped
   std::int64_t not_regular = 0;   // links, devices and sockets in folders, skipped
-  // Lines about documents that are not plain text or are in two splits, or about images.
+  // Lines about documents that are not plain text or are in two splits, or about records.
   std::vector<std::string> notes;
 };
 

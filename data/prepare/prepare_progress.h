@@ -5,6 +5,7 @@
 #include <chrono>
 #include <cstdint>
 #include <functional>
+#include <string>
 
 #include "data/prepare/prepare.h"
 
@@ -15,7 +16,7 @@ class ProgressReports {
   ProgressReports(const std::function<void(const PrepareProgress&)>& callback, int num_passes)
       : callback_(callback), num_passes_(num_passes) {}
 
-  void begin(const char* phase, std::int64_t total_bytes) {
+  void begin(const std::string& phase, std::int64_t total_bytes) {
     now_.phase = phase;
     now_.done_bytes = 0;
     now_.total_bytes = total_bytes;

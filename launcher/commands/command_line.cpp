@@ -9,7 +9,7 @@ namespace birkhoff {
 void CommandLine::add_prepare() {
   CLI::App* c = subcommand(
       app_, "prepare",
-      "Make a corpus folder from text, from tables of labeled text, or from images",
+      "Make a corpus folder from text, tables of labeled text, images or point sets",
       "  birkhoff prepare --out corpus/shakespeare --tokenizer chars shakespeare.txt\n"
       "  birkhoff prepare --out corpus/news --tokenizer sentencepiece --vocab-size 8000 "
       "--jsonl text news/*.jsonl.zst\n"
@@ -18,7 +18,9 @@ void CommandLine::add_prepare() {
       "  birkhoff prepare --out corpus/more --like run/first more/\n"
       "  birkhoff prepare --out corpus/sst2 --tokenizer words --text-column sentence "
       "--label-column label --train train.tsv --valid dev.tsv --test test.tsv\n"
-      "  birkhoff prepare --out corpus/pets --images --image-size 64 --channels 3 pets/");
+      "  birkhoff prepare --out corpus/pets --images --image-size 64 --channels 3 pets/\n"
+      "  birkhoff prepare --out corpus/modelnet40 --points --train modelnet40/train_files.txt "
+      "--test modelnet40/test_files.txt");
   c->add_option("--out", prepare_.out, "corpus folder to create")->required()->type_name("DIR");
   CLI::Option* tokenizer =
       c->add_option("--tokenizer", prepare_.tokenizer,
@@ -28,7 +30,7 @@ void CommandLine::add_prepare() {
   c->add_option(
        "--like", prepare_.like,
        "use the tokenizer of this run, checkpoint or corpus; for tables also the classes; for "
-       "images only these")
+       "images and point sets only these")
       ->type_name("RUN_OR_CORPUS")
       ->excludes(tokenizer);
   c->add_option("--vocab-size", prepare_.vocabulary,
@@ -75,13 +77,20 @@ void CommandLine::add_prepare() {
   c->add_option("--channels", prepare_.channels, "convert images to gray (1) or to color (3)")
       ->check(CLI::IsMember({1, 3}))
       ->needs(images);
-  c->add_flag("--unlabeled", prepare_.unlabeled, "make no labels of images")->needs(images);
-  c->add_flag("--skip-damaged", prepare_.skip_damaged,
-              "skip and count images that cannot be read, instead of ending")
-      ->needs(images);
+  c->add_flag("--points", prepare_.points,
+              "the input is point sets: files of ModelNet40's HDF5 format, or lists of them (.txt)")
+      ->excludes(tokenizer)
+      ->excludes(lines)
+      ->excludes(separator)
+      ->excludes(jsonl)
+      ->excludes(images);
+  c->add_flag("--unlabeled", prepare_.unlabeled, "make no labels of images or point sets");
+  c->add_flag(
+      "--skip-damaged", prepare_.skip_damaged,
+      "skip and count images or files of point sets that cannot be read, instead of ending");
   add_number(c, "--ranks", prepare_.ranks, 1, 4096,
-             "divide the work on images among this many MPI ranks here; the bytes stay the same")
-      ->needs(images);
+             "divide the work on images or point sets among this many MPI ranks here; the bytes "
+             "stay the same");
   // run() reads these values in the order of the command line.
   const auto texts = [c](const char* name, const char* what, const char* type) {
     c->add_option(name)

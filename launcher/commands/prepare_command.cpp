@@ -7,6 +7,7 @@
 #include <sstream>
 #include <string>
 #include <utility>
+#include <variant>
 #include <vector>
 
 #include "cluster/base/collectives/process_group.h"
@@ -17,6 +18,7 @@
 #include "data/corpus/corpus.h"
 #include "data/corpus/verify.h"
 #include "data/prepare/images/prepare_images.h"
+#include "data/prepare/points/prepare_points.h"
 #include "data/prepare/prepare.h"
 #include "launcher/commands.h"
 #include "launcher/commands/model_tokenizer.h"
@@ -26,6 +28,13 @@
 
 namespace birkhoff {
 namespace {
+
+// What the input is, if it is not text.
+using Records = std::variant<std::monostate, ImageOptions, PointOptions>;
+
+bool makes_records(const PrepareArguments& arguments) {
+  return arguments.images || arguments.points;
+}
 
 constexpr double kMaxHeldOut = 0.9;
 constexpr std::int64_t kMaxSide = 8192;  // of resized images
@@ -164,30 +173,39 @@ ImageSize image_size(const std::string& text) {
   return {*rows, *columns};
 }
 
-std::optional<ImageOptions> image_options(const PrepareArguments& arguments) {
-  if (!arguments.images) return std::nullopt;
+Records record_options(const PrepareArguments& arguments) {
+  if (!makes_records(arguments)) {
+    if (arguments.unlabeled || arguments.skip_damaged || arguments.ranks) {
+      fail(ExitCode::kUsage, "{} needs --images or --points",
+           arguments.unlabeled      ? "--unlabeled"
+           : arguments.skip_damaged ? "--skip-damaged"
+                                    : "--ranks");
+    }
+    return {};
+  }
   if (arguments.text_column || arguments.label_column || arguments.vocabulary != 0) {
-    fail(ExitCode::kUsage, "{} is for text; leave it out with --images",
+    fail(ExitCode::kUsage, "{} is for text; leave it out with {}",
          arguments.text_column    ? "--text-column"
          : arguments.label_column ? "--label-column"
-                                  : "--vocab-size");
+                                  : "--vocab-size",
+         arguments.images ? "--images" : "--points");
   }
   ImageOptions options;
   if (!arguments.image_size.empty()) options.form.size = image_size(arguments.image_size);
   if (arguments.channels != 0) options.form.channels = arguments.channels;
   if (arguments.unlabeled && !arguments.like.empty()) {
     fail(ExitCode::kUsage,
-         "--like {}: gives the classes of images, but --unlabeled makes no labels; leave one out",
-         arguments.like);
+         "--like {}: gives the classes of {}, but --unlabeled makes no labels; leave one out",
+         arguments.like, arguments.images ? kImageNouns.rows : kPointNouns.rows);
   }
   options.labels = !arguments.unlabeled;
   options.skip_damaged = arguments.skip_damaged;
-  return options;
+  if (arguments.images) return options;
+  return PointOptions(options);
 }
 
-// images: what image_options() returns. Prints notes about the arguments.
-PrepareOptions prepare_options(const PrepareArguments& arguments,
-                               const std::optional<ImageOptions>& images, std::ostream& err) {
+// Prints notes about the arguments.
+PrepareOptions prepare_options(const PrepareArguments& arguments, std::ostream& err) {
   PrepareOptions options;
   options.out = arguments.out;
   options.tokenizer = arguments.tokenizer;
@@ -196,7 +214,7 @@ PrepareOptions prepare_options(const PrepareArguments& arguments,
     err << "prepare: " << note << '\n';
   options.format = text_format(arguments);
   options.table = table_columns(arguments);
-  if (images && !arguments.like.empty()) {
+  if (makes_records(arguments) && !arguments.like.empty()) {
     options.class_names = class_names(arguments.like);
     if (options.class_names.empty())
       fail(ExitCode::kUsage, "--like {}: has no classes; leave it out", arguments.like);
@@ -207,10 +225,11 @@ PrepareOptions prepare_options(const PrepareArguments& arguments,
   return options;
 }
 
-// The arguments about images as a command line, without --ranks.
+// The arguments about records as a command line, without --ranks.
 std::vector<std::string> command_line(const PrepareArguments& arguments,
                                       const PrepareOptions& options) {
-  std::vector<std::string> line = {"prepare", "--out", arguments.out, "--images"};
+  std::vector<std::string> line = {"prepare", "--out", arguments.out,
+                                   arguments.images ? "--images" : "--points"};
   if (!arguments.image_size.empty())
     line.insert(line.end(), {"--image-size", arguments.image_size});
   if (arguments.channels != 0)
@@ -236,7 +255,7 @@ std::vector<std::string> command_line(const PrepareArguments& arguments,
 }
 
 // Prepares the corpus, shows progress, and describes the result.
-void prepare_and_describe(const PrepareOptions& options, const std::optional<ImageOptions>& images,
+void prepare_and_describe(const PrepareOptions& options, const Records& records,
                           ProcessGroup* ranks, const StopSignals* signals, std::ostream& out,
                           std::ostream& err) {
   const bool is_first = ranks == nullptr || ranks->rank() == 0;
@@ -250,7 +269,13 @@ void prepare_and_describe(const PrepareOptions& options, const std::optional<Ima
       }
       if (lines) lines->show(progress_line(progress));
     };
-    result = images ? prepare_images(options, *images, show, ranks) : prepare_corpus(options, show);
+    if (const auto* images = std::get_if<ImageOptions>(&records)) {
+      result = prepare_images(options, *images, show, ranks);
+    } else if (const auto* points = std::get_if<PointOptions>(&records)) {
+      result = prepare_points(options, *points, show, ranks);
+    } else {
+      result = prepare_corpus(options, show);
+    }
   }
   if (!is_first) return;
   if (result.already_prepared)
@@ -268,19 +293,19 @@ void prepare_and_describe(const PrepareOptions& options, const std::optional<Ima
 }  // namespace
 
 int prepare_command(const PrepareArguments& arguments, std::ostream& out, std::ostream& err) {
-  const int ranks = arguments.images ? ranks_to_run_on(arguments.ranks) : 1;
-  std::optional<ImageOptions> images;
+  const int ranks = makes_records(arguments) ? ranks_to_run_on(arguments.ranks) : 1;
+  Records records;
   PrepareOptions options;
   const auto check = [&] {
-    images = image_options(arguments);
+    records = record_options(arguments);
     // Of several ranks, only rank 0 prints notes; nor does the process that starts them.
     std::ostringstream unprinted;
     const bool prints = !arguments.ranks && (ranks == 1 || announced_rank() == 0);
-    options = prepare_options(arguments, images, prints ? err : unprinted);
+    options = prepare_options(arguments, prints ? err : unprinted);
   };
   if (!arguments.ranks && ranks == 1) {
     check();
-    prepare_and_describe(options, images, nullptr, nullptr, out, err);
+    prepare_and_describe(options, records, nullptr, nullptr, out, err);
     return 0;
   }
   StopSignals signals;
@@ -289,7 +314,7 @@ int prepare_command(const PrepareArguments& arguments, std::ostream& out, std::o
     return supervise({ranks}, {}, command_line(arguments, options), signals, err).code;
   return run_in_world(
       [&](World& world) {
-        prepare_and_describe(options, images, &world.group(), &signals, out, err);
+        prepare_and_describe(options, records, &world.group(), &signals, out, err);
         return 0;
       },
       err);

@@ -28,7 +28,7 @@ ImitatedRank::ImitatedRank(const configs::Config& config, std::int64_t vocabular
     : config_(config),
       recorder_(recorder),
       mesh_(mesh_shape(config, num_ranks), device, recorder),
-      model_(make_model(config_, vocabulary, {device, &mesh_.tensor()})),
+      model_(make_model(config_, vocabulary, {device, &mesh_.tensor(), &mesh_.data()})),
       buckets_(model_->parameters(), mesh_.data(), config_.train().bucket_elements(),
                config_.train().invariant().shards(), config_.train().zero_stage(), mesh_.nodes()),
       optimizer_(make_optimizer(config_.train().optimizer(), buckets_)),

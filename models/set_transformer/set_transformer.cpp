@@ -1,7 +1,6 @@
 #include "models/set_transformer/set_transformer.h"
 
 #include <ATen/TensorOperators.h>
-#include <ATen/ops/log_softmax.h>
 #include <c10/core/GradMode.h>
 #include <fmt/format.h>
 
@@ -10,7 +9,6 @@
 #include "cluster/base/error.h"
 #include "configs/loader/check.h"
 #include "configs/schema/config.pb.h"
-#include "models/losses/classification_sums.h"
 #include "models/parallel/parameter_use.h"
 #include "models/transformer/recompute.h"
 #include "models/transformer/stack.h"
@@ -56,21 +54,10 @@ SetBlock make_pooling(const configs::Config& config, Parameters& parameters) {
                   parameters);
 }
 
-at::Tensor dropped(const at::Tensor& x, float dropout, const std::optional<NoiseKey>& noise,
-                   RandomStream consumer) {
-  if (!noise) return x;
-  return philox_dropout(
-      x, dropout,
-      noise->at_layer(noise_layer(noise_number(NoiseLayers::kSourceEncoder, 0), consumer)),
-      NoisePurpose::kResidualDropout);
-}
-
 }  // namespace
 
 SetTransformer::SetTransformer(const configs::Config& config, const ModelPlacement& place)
-    : parameters_(make_parameters(config, place)),
-      num_points_(config.data().sequence_length()),
-      dimensions_(config.task().point_sets().dimensions()),
+    : PointClassifier(config, place),
       dropout_(network_of(config).dropout()),
       recompute_(config.train().recompute()),
       layers_(make_layers(config, parameters_)),
@@ -82,13 +69,9 @@ SetTransformer::SetTransformer(const configs::Config& config, const ModelPlaceme
               network_of(config).seeds() * config.model().channels(),
               config.task().point_sets().classes(), "output", parameters_) {}
 
-at::Tensor SetTransformer::logits(const Batch& batch, const std::optional<NoiseKey>& noise) const {
-  const at::Tensor& points_BNP = batch.at(field::kPoints);
-  if (points_BNP.size(2) != dimensions_) {
-    fail(ExitCode::kData, "points have {} coordinates, but the model reads {}", points_BNP.size(2),
-         dimensions_);
-  }
-  at::Tensor x_BNC = points_BNP.to(parameters_.dtype());
+at::Tensor SetTransformer::logits(const at::Tensor& points_BNP,
+                                  const std::optional<NoiseKey>& noise, NamedSums& /*sums*/) const {
+  at::Tensor x_BNC = points_BNP;
   if (recompute_ && c10::GradMode::is_enabled()) {
     // Only parts whose inputs have gradients are recomputed.
     x_BNC = x_BNC.detach().set_requires_grad(true);
@@ -108,24 +91,11 @@ at::Tensor SetTransformer::logits(const Batch& batch, const std::optional<NoiseK
       output_(dropped(pooled_BSC, dropout_, noise, RandomStream::kFeedForward).flatten(1)));
 }
 
-LossSums SetTransformer::loss_sums(const Batch& batch, const std::optional<NoiseKey>& noise) {
-  LossSums sums = classification_sums(logits(batch, noise), batch.at(field::kLabels));
-  sums.tokens = sums.count * static_cast<double>(batch.at(field::kPoints).size(1));
-  return sums;
-}
-
-at::Tensor SetTransformer::log_probabilities(const Batch& batch) {
-  const c10::AutoGradMode no_gradients(false);
-  return at::log_softmax(logits(batch, std::nullopt), /*dim=*/-1, parameters_.dtype());
-}
-
 double SetTransformer::forward_flops_per_sequence() const {
-  double flops = pooling_.forward_flops(seeds_SC.size(0), num_points_) + output_.flops();
-  for (const SetLayer& layer : layers_) flops += layer.forward_flops(num_points_);
+  double flops = pooling_.forward_flops(seeds_SC.size(0), num_points()) + output_.flops();
+  for (const SetLayer& layer : layers_) flops += layer.forward_flops(num_points());
   return flops;
 }
-
-std::vector<Figure> SetTransformer::figures() const { return {accuracy_figure()}; }
 
 std::vector<std::string> SetTransformer::warnings() const {
   if (seeds_SC.size(0) > 1 || !pooling_.balances_keys()) return {};

@@ -13,37 +13,25 @@
 #include <string>
 #include <vector>
 
-#include "models/classifier.h"
-#include "models/model.h"
+#include "models/point_classifier.h"
 #include "models/set_transformer/set_block.h"
 
 namespace birkhoff {
 
-class SetTransformer final : public Model, public Classifier {
+class SetTransformer final : public PointClassifier {
  public:
   // config must be resolved, with task.point_sets. Errors as of SetBlock.
   SetTransformer(const configs::Config& config, const ModelPlacement& place);
 
-  Parameters& parameters() override { return parameters_; }
-  // Counts one target per set. The sum "accuracy" is the number of sets whose label is the
-  // likeliest class.
-  LossSums loss_sums(const Batch& batch, const std::optional<NoiseKey>& noise) override;
-  Classifier* classifier() override { return this; }
-  at::Device device() const override { return parameters_.device(); }
-  // Of field::kPoints.
-  at::Tensor log_probabilities(const Batch& batch) override;
-  std::int64_t max_tokens() const override { return num_points_; }
   double forward_flops_per_sequence() const override;
-  std::vector<Figure> figures() const override;
   // Says so if the pooling gives all points the same weight.
   std::vector<std::string> warnings() const override;
 
- private:
-  // [B, K], in the compute dtype.
-  at::Tensor logits(const Batch& batch, const std::optional<NoiseKey>& noise) const;
+ protected:
+  at::Tensor logits(const at::Tensor& points_BNP, const std::optional<NoiseKey>& noise,
+                    NamedSums& sums) const override;
 
-  Parameters parameters_;
-  std::int64_t num_points_, dimensions_;
+ private:
   float dropout_;
   bool recompute_;
   std::vector<SetLayer> layers_;

@@ -5,6 +5,7 @@
 
 #include "cluster/base/error.h"
 #include "data/loader/point_records.h"
+#include "models/point_cloud_transformer/point_cloud_transformer.h"
 #include "models/set_transformer/set_transformer.h"
 #include "runtime/tasks/labels.h"
 #include "runtime/tasks/task.h"
@@ -28,23 +29,7 @@ PointScaling point_scaling(configs::PointSets::Scaling scaling) {
 // Predicts the label of each point set.
 class PointSetsTask final : public Task {
  public:
-  explicit PointSetsTask(const configs::Config& config) : config_(config) {
-    if (config.mesh().tensor() > 1) {
-      fail(ExitCode::kConfig,
-           "mesh.tensor: must be 1 with task.point_sets, whose model is not divided; use more "
-           "data-parallel ranks or train.zero_stage");
-    }
-    if (config.model().feed_forward() != 4 * config.model().channels()) {
-      fail(ExitCode::kConfig,
-           "model.feed_forward: has no effect with task.point_sets, whose blocks are as wide as "
-           "model.channels; leave it out");
-    }
-    if (task().augment().rotation() > 0 && task().dimensions() < 2) {
-      fail(ExitCode::kConfig,
-           "task.point_sets.augment.rotation: points with 1 coordinate cannot be rotated; leave it "
-           "out");
-    }
-  }
+  explicit PointSetsTask(const configs::Config& config) : config_(config) {}
 
   ModelInputs inputs(const Corpus& corpus, const std::string& split) const override {
     return {.vocabulary = 0, .class_names = classes_of(corpus, split, task().label())};
@@ -56,6 +41,8 @@ class PointSetsTask final : public Task {
   std::unique_ptr<Model> make_model(const ModelInputs& inputs,
                                     const ModelPlacement& place) const override {
     check_classes("task.point_sets", task().classes(), task().label(), inputs.class_names);
+    if (task().has_point_cloud_transformer())
+      return std::make_unique<PointCloudTransformer>(config_, place);
     return std::make_unique<SetTransformer>(config_, place);
   }
 

@@ -1,8 +1,9 @@
-"""Set transformers that count clusters: the class of a set of 32 points in 3 dimensions is its
-number of clusters, 2 to 5, and a single point has the same distribution in all classes
+"""Set transformers and PCTs that count clusters: the class of a set of 32 points in 3 dimensions is
+its number of clusters, 2 to 5, and a single point has the same distribution in all classes
 (tests/data/point_corpus.h). Accuracy of layers with and without inducing points, with softmax and
-with doubly stochastic attention, next to classifiers in PyTorch that see the points one by one and
-take a mean: of a network of three layers, followed by one linear layer or by a network of two.
+with doubly stochastic attention, and of PCT with 2 half-steps and with 6, next to classifiers in
+PyTorch that see the points one by one and take a mean: of a network of three layers, followed by
+one linear layer or by a network of two.
 
     python tests/bench/point_clusters.py
     python tests/bench/point_clusters.py --seeds 1 --steps 1000
@@ -25,7 +26,7 @@ CONFIG = f"""task {{
   point_sets {{ classes: 4 dimensions: {DIMENSIONS} scaling: as_stored }}
 }}
 data {{ corpus: "{FOLDER}/corpus" sequence_length: {POINTS} }}
-model {{ layers: 2 channels: 64 heads: 4 bias: true init: uniform_unit_scaling }}
+model {{ layers: 2 channels: 64 bias: true init: uniform_unit_scaling }}
 train {{
   global_batch: {BATCH}
   optimizer {{ adamw {{ beta2: 0.999 weight_decay: 0 }} }}
@@ -34,9 +35,27 @@ train {{
 evaluate {{ every: 0 micro_batch: 100 }}
 metrics {{ every: 100 }}
 """
-# Inducing points and half-steps.
-ARMS = {"softmax, all pairs": (0, 1), "softmax, 16 inducing points": (16, 1),
-        "5 half-steps, all pairs": (0, 5), "5 half-steps, 16 inducing points": (16, 5)}
+
+
+def set_transformer(inducing, half_steps):
+    return f"inducing-{inducing}-T-{half_steps}", [
+        f"task.point_sets.set_transformer.inducing_points={inducing}",
+        f"model.attention.0={{ group {{ mechanism {{ sinkformer {{ half_steps: {half_steps} }} }} "
+        "} }"]
+
+
+def pct(half_steps):
+    return f"pct-T-{half_steps}", [
+        f"task.point_sets.point_cloud_transformer={{ neighbors: 8 half_steps: {half_steps} "
+        "dropout: 0.1 }"]
+
+
+# The start of a file's name, and settings.
+ARMS = {"softmax, all pairs": set_transformer(0, 1),
+        "softmax, 16 inducing points": set_transformer(16, 1),
+        "5 half-steps, all pairs": set_transformer(0, 5),
+        "5 half-steps, 16 inducing points": set_transformer(16, 5),
+        "PCT, 2 half-steps": pct(2), "PCT, 6 half-steps": pct(6)}
 
 
 def corpus():
@@ -51,14 +70,11 @@ def corpus():
 
 def accuracy(arm, seed, steps):
     """Of one run; finished runs are kept."""
-    inducing, half_steps = ARMS[arm]
-    file = FOLDER / f"inducing-{inducing}-T-{half_steps}-seed-{seed}-steps-{steps}.json"
+    name, settings = ARMS[arm]
+    file = FOLDER / f"{name}-seed-{seed}-steps-{steps}.json"
     if not file.exists():
         lines = runs.train(FOLDER / "config.txtpb", FOLDER / "run", [
-            f"train.steps={steps}", f"train.seed={seed}",
-            f"task.point_sets.set_transformer.inducing_points={inducing}",
-            "model.attention.0={ group { mechanism { sinkformer { half_steps: "
-            f"{half_steps} }} }} }} }}"])
+            f"train.steps={steps}", f"train.seed={seed}", *settings])
         found = [line["accuracy"] for line in lines if "split" in line][-1]
         temporary = file.with_suffix(".tmp")
         temporary.write_text(json.dumps(found))

@@ -173,7 +173,8 @@ void expect_valid(const configs::Condition& condition, const Descriptor& message
 TEST(Needs, NameFieldsAndTheirValues) {
   int num_fields = 0;
   for (const auto* file :
-       {configs::Config::descriptor()->file(), configs::Mechanism::descriptor()->file()}) {
+       {configs::Config::descriptor()->file(), configs::Task::descriptor()->file(),
+        configs::Mechanism::descriptor()->file()}) {
     for (int m = 0; m < file->message_type_count(); ++m) {
       const Descriptor& message = *file->message_type(m);
       for (int f = 0; f < message.field_count(); ++f) {

@@ -31,6 +31,12 @@ inline std::vector<std::int64_t> labels_of(const Corpus& corpus, const std::stri
   return labels;
 }
 
+inline std::vector<std::string> classes_of(const std::string& folder) {
+  const Corpus corpus(folder);
+  const auto& record = corpus.record("train", "label");
+  return {record.class_name().begin(), record.class_name().end()};
+}
+
 // The text of document i, without its end mark.
 inline std::string document_text(const Corpus& corpus, const std::string& split, std::int64_t i) {
   StreamReader reader(corpus, split, "tokens");

@@ -12,10 +12,10 @@
 #include <thread>
 
 #include "data/corpus/corpus.h"
+#include "data/corpus/record_shards.h"
 #include "data/corpus/shard_reader.h"
 #include "data/corpus/verify.h"
 #include "data/images/image_array.h"
-#include "data/images/image_shards.h"
 #include "data/images/resize.h"
 #include "tests/data/helpers.h"
 #include "tests/data/images/image_files.h"
@@ -62,12 +62,6 @@ std::vector<Bytes> images_of(const std::string& folder, const std::string& split
     shards.read_bytes(i, 1, reinterpret_cast<char*>(images.back().data()));
   }
   return images;
-}
-
-std::vector<std::string> classes_of(const std::string& folder) {
-  const Corpus corpus(folder);
-  const auto& record = corpus.record("train", "label");
-  return {record.class_name().begin(), record.class_name().end()};
 }
 
 Labels image_labels(const std::string& folder, const std::string& split) {
@@ -333,24 +327,24 @@ TEST(PrepareImages, NotesOfShardsStaySmallAndNameTheirSource) {
   for (const int side : {2, 2, 1}) image.add_shape(side);
   label.set_name("label");
   label.set_dtype(configs::CorpusManifest::u16);
-  ShardImages images;
-  images.pixels.resize(12);
-  for (int i = 0; i < 50000; ++i) images.damages.add(fmt::format("in/{}.png: is empty", i));
+  ShardRows rows;
+  rows.values.resize(12);
+  for (int i = 0; i < 50000; ++i) rows.damages.add(fmt::format("in/{}.png: is empty", i));
   make_directory(folder / "corpus");
   const auto shards = [&](const char* source) {
-    return ImageShards(folder / "corpus", source, image, std::nullopt);
+    return RecordShards(folder / "corpus", source, image, std::nullopt);
   };
-  shards("source").write("train", 0, images);
+  shards("source").write("train", 0, rows);
   EXPECT_LT(file_size(folder / "corpus/.finished-train-00000"), 4096);
-  ImageShards again = shards("source");
+  RecordShards again = shards("source");
   EXPECT_THAT(again.resume(), ElementsAre(".finished-train-00000", "train-image-00000.h5"));
-  ImageDamages damages;
+  Damages damages;
   EXPECT_EQ(again.split("train", 1, damages).counts().documents(), 3);
-  EXPECT_EQ(damages.images, 50000);
-  EXPECT_EQ(damages.reasons, images.damages.reasons);
-  EXPECT_EQ(damages.reasons.size(), ImageDamages::kMaxReasons);
+  EXPECT_EQ(damages.rows, 50000);
+  EXPECT_EQ(damages.reasons, rows.damages.reasons);
+  EXPECT_EQ(damages.reasons.size(), Damages::kMaxReasons);
   EXPECT_THAT(shards("source 2").resume(), testing::IsEmpty());
-  EXPECT_THAT(ImageShards(folder / "corpus", "source", image, label).resume(), testing::IsEmpty());
+  EXPECT_THAT(RecordShards(folder / "corpus", "source", image, label).resume(), testing::IsEmpty());
 }
 
 TEST(PrepareImages, ReportProgress) {

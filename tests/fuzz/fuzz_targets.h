@@ -36,4 +36,8 @@ void fuzz_idx(std::string_view input);
 void fuzz_cifar(std::string_view input);
 void fuzz_npz(std::string_view input);
 
+// An HDF5 file of point sets, read in a child process as the product does: the library is not
+// trusted, so its crash is a refusal. libFuzzer sees no coverage of the child.
+void fuzz_modelnet(std::string_view input);
+
 }  // namespace birkhoff

@@ -56,17 +56,16 @@ class Fuzz : public testing::TestWithParam<Target> {
   }
 };
 
-INSTANTIATE_TEST_SUITE_P(Targets, Fuzz,
-                         testing::Values(Target{"config_text", fuzz_config_text},
-                                         Target{"corpus_manifest", fuzz_corpus_manifest},
-                                         Target{"checkpoint_manifest", fuzz_checkpoint_manifest},
-                                         Target{"safetensors", fuzz_safetensors},
-                                         Target{"shard", fuzz_shard},
-                                         Target{"tokenizer", fuzz_tokenizer},
-                                         Target{"png", fuzz_png}, Target{"jpeg", fuzz_jpeg},
-                                         Target{"idx", fuzz_idx}, Target{"cifar", fuzz_cifar},
-                                         Target{"npz", fuzz_npz}),
-                         [](const auto& target) { return std::string(target.param.name); });
+INSTANTIATE_TEST_SUITE_P(
+    Targets, Fuzz,
+    testing::Values(Target{"config_text", fuzz_config_text},
+                    Target{"corpus_manifest", fuzz_corpus_manifest},
+                    Target{"checkpoint_manifest", fuzz_checkpoint_manifest},
+                    Target{"safetensors", fuzz_safetensors}, Target{"shard", fuzz_shard},
+                    Target{"tokenizer", fuzz_tokenizer}, Target{"png", fuzz_png},
+                    Target{"jpeg", fuzz_jpeg}, Target{"idx", fuzz_idx}, Target{"cifar", fuzz_cifar},
+                    Target{"npz", fuzz_npz}, Target{"modelnet", fuzz_modelnet}),
+    [](const auto& target) { return std::string(target.param.name); });
 
 TEST_P(Fuzz, SeedsAndDamagedSeeds) {
   const auto all = seeds();

@@ -241,6 +241,18 @@ const char* LimitedChild::Answer::cure() const {
   return code == ExitCode::kMemory ? "free memory" : "find out what delays or ends processes here";
 }
 
+std::string LimitedChild::Answer::damage(const std::string& path) const {
+  if (ended && code != ExitCode::kData) {
+    fail(code, "{}: the process that read it {}, twice; {}, then start the command again", path,
+         text, cure());
+  }
+  if (ended) return fmt::format("{}: damaged: the process that read it {}", path, text);
+  if (code == ExitCode::kOk) return "";
+  if (code == ExitCode::kMemory) return fmt::format("{}: {}", path, text);
+  if (code == ExitCode::kData) return text;
+  throw Error(code, text);
+}
+
 LimitedChild::Answer LimitedChild::answer(const std::string& request) {
   Answer only;
   answer({request}, [&](std::size_t, Answer answer) { only = std::move(answer); });

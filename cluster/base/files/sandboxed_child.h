@@ -39,6 +39,9 @@ class LimitedChild {
 
     // What helps if something outside has ended the child.
     const char* cure() const;
+    // Why the file that the request was about could not be read, beginning with its path; empty: it
+    // could. Throws errors of the machine and of the file system.
+    std::string damage(const std::string& path) const;
   };
 
   explicit LimitedChild(Serve serve, ChildLimits limits = {});

@@ -5,7 +5,8 @@
 
 namespace birkhoff {
 
-ModelPlacement::ModelPlacement(at::Device of_rank, ProcessGroup* group) : device(of_rank) {
+ModelPlacement::ModelPlacement(at::Device of_rank, ProcessGroup* group, ProcessGroup* replicas)
+    : device(of_rank), data(replicas) {
   if (group == nullptr || group->size() == 1) return;
   tensor = group;
   tensor_rank = group->rank();

@@ -18,13 +18,16 @@ struct ModelPlacement {
   // A replica on one rank.
   ModelPlacement(at::Device of_rank) : device(of_rank) {}
   ModelPlacement(at::DeviceType of_rank) : device(of_rank) {}
-  // A replica over the ranks of `group`, which must outlive the model. Null, or a group of one: a
-  // replica on one rank.
-  ModelPlacement(at::Device of_rank, ProcessGroup* group);
+  // A replica over the ranks of `group`. Null, or a group of one: a replica on one rank.
+  // `replicas`: the data-parallel ranks. Groups must outlive the model.
+  ModelPlacement(at::Device of_rank, ProcessGroup* group, ProcessGroup* replicas = nullptr);
 
   at::Device device;
   ProcessGroup* tensor = nullptr;        // null: the replica is on one rank
   int tensor_rank = 0, tensor_size = 1;  // of that group
+  // The ranks that hold the replicas, each with its part of a batch; null: this one only. Only
+  // batch norms communicate with them.
+  ProcessGroup* data = nullptr;
   // Whether parameters get no memory when they are added, because ranks will hold slices of them
   // (ZeRO stage 3): Parameters::initial_values() gives their values.
   bool sliced = false;

@@ -1,11 +1,6 @@
 #include "data/prepare/images/image_input.h"
 
-#include <sys/stat.h>
-
-#include <string_view>
-
 #include "cluster/base/error.h"
-#include "cluster/base/files/checksum.h"
 #include "cluster/base/files/file.h"
 #include "cluster/base/text/plural.h"
 #include "configs/loader/message_text.h"
@@ -15,103 +10,57 @@
 namespace birkhoff {
 namespace {
 
-std::string lower_case(std::string text) {
-  for (char& c : text) c = static_cast<char>(c >= 'A' && c <= 'Z' ? c - 'A' + 'a' : c);
-  return text;
-}
-
 bool is_picture_name(const std::string& path) {
-  const std::string name = lower_case(path);
-  return name.ends_with(".png") || name.ends_with(".jpg") || name.ends_with(".jpeg");
+  return has_suffix(path, {".png", ".jpg", ".jpeg"});
 }
 
 bool is_array_name(const std::string& path) {
   const std::string name = lower_case(path.substr(path.rfind('/') + 1));
-  return name.ends_with(".npz") || name.ends_with(".bin") ||
+  return has_suffix(name, {".npz", ".bin"}) ||
          (name.find("idx") != std::string::npos && name.find("ubyte") != std::string::npos);
 }
 
-// The folder of a file, relative to the given one; empty if that is it.
-std::string folder_of(const Document& file) {
-  const std::size_t slash = file.name.rfind('/');
-  return slash == std::string::npos ? "" : file.name.substr(0, slash);
-}
+// "ROWS x COLUMNS".
+std::string size_text(ImageSize size) { return fmt::format("{} x {}", size.rows, size.columns); }
 
-// The labels of an idx file need not be part of the input.
-void add_labels(const Document& file, const ImageFile& held, Xxh3Hasher& hasher) {
-  const std::string labels = idx_labels_path(file.path);
-  struct stat info;
-  if (held.is_picture || labels.empty() || !find_status(labels, /*follow_links=*/true, &info))
-    return;
-  const std::string entry = fmt::format("{} {} {}.{:09}\n", file.name, info.st_size,
-                                        info.st_mtim.tv_sec, info.st_mtim.tv_nsec);
-  hasher.update(entry.data(), entry.size());
-}
+class ImageReader final : public RowReader {
+ public:
+  explicit ImageReader(const ImageInput& input, const ImageForm& form)
+      : input_(input), decoder_(form) {}
+
+  void read(const std::vector<WantedRow>& wanted,
+            const std::function<void(std::size_t, const ReadRow&)>& take) override {
+    std::vector<WantedImage> images;
+    for (const WantedRow& row : wanted)
+      images.push_back({row.path, std::max<std::int64_t>(row.number, 0), row.number < 0});
+    decoder_.decode(images, [&](std::size_t i, const DecodedImage& decoded) {
+      ReadRow row{.damage = decoded.damage, .values = {}, .label = {}};
+      if (decoded.damage.empty()) {
+        input_.require_shape(wanted[i].path, decoded.image.shape);
+        row.values.assign(decoded.image.pixels.begin(), decoded.image.pixels.end());
+        if (decoded.label >= 0) row.label = std::to_string(decoded.label);
+      }
+      take(i, row);
+    });
+  }
+
+ private:
+  const ImageInput& input_;
+  ImageDecoder decoder_;
+};
 
 }  // namespace
 
-std::string size_text(ImageSize size) { return fmt::format("{} x {}", size.rows, size.columns); }
-
-ImageInput::ImageInput(const ImageOptions& options, const std::vector<InputPath>& inputs,
-                       const OutFolder& folder, Classes& classes, ProgressReports& progress)
-    : options_(options),
-      inputs_(inputs),
-      folder_(folder),
-      classes_(classes),
-      progress_(progress),
-      decoder_(options.form) {
-  picture_.is_picture = true;
-  picture_.images = 1;
-  for (const InputPath& input : inputs) given_.insert(input.path);
+ImageInput::ImageInput(const ImageOptions& options, const Context& context)
+    : RecordInput(options, kImageNouns, context), options_(options), decoder_(options.form) {
   if (options.form.size && options.form.channels)
     shape_ = ImageShape{*options.form.size, *options.form.channels};
-}
-
-void ImageInput::find() {
-  progress_.begin("find images", 0);
-  is_finding_ = true;
-  scan_ = for_each([](const InputImage&) {});
-  is_finding_ = false;
-  progress_.end(false);
-  if (num_left_out_ == 1)
-    notes_.push_back(fmt::format("left out {}, whose name is not that of an image", left_out_));
-  if (num_left_out_ > 1) {
-    notes_.push_back(fmt::format("left out {} and {}, whose names are not those of images",
-                                 left_out_, counted(num_left_out_ - 1, "more file")));
-  }
-  if (!labeled_.empty() && !unlabeled_.empty()) {
-    fail(ExitCode::kUsage,
-         "{}: has no class, but {} has; put it into a folder named after its class, or give "
-         "--unlabeled",
-         unlabeled_, labeled_);
-  }
-  if (has_classes()) classes_.finish(inputs_.front().path);
-}
-
-InputScan ImageInput::for_each(const std::function<void(const InputImage&)>& visit) {
-  InputScan images;
-  Xxh3Hasher hasher;
-  const InputScan files = for_each_document(
-      inputs_, folder_.path(),
-      [&](const Document& file) {
-        const ImageFile* held = images_in(file);
-        if (is_finding_) progress_.add(file.bytes);
-        if (held == nullptr) return;
-        add_labels(file, *held, hasher);
-        visit_images(file, *held, images, visit);
-      },
-      EmptyFiles::kVisit);
-  images.input_bytes.resize(files.input_bytes.size());
-  images.not_regular = files.not_regular;
-  hasher.update(files.hash.data(), files.hash.size());
-  images.hash = hasher.hex_digest();
-  return images;
 }
 
 const ImageShape& ImageInput::shape() const {
   if (!shape_) {
     fail(ExitCode::kData, "{}: none of {} can be read; without --skip-damaged, the first says why",
-         inputs_.front().path, counted(scan_.documents, "image"));
+         context().inputs.front().path, counted(scan().documents, "image"));
   }
   return *shape_;
 }
@@ -129,57 +78,63 @@ void ImageInput::require_shape(const std::string& what, const ImageShape& shape)
   }
 }
 
-void ImageInput::damaged(const std::string& reason, ImageDamages& damages) const {
-  if (!options_.skip_damaged)
-    fail(ExitCode::kData, "{}; repair or remove it, or give --skip-damaged", reason);
-  damages.add(printable(reason));
+configs::CorpusManifest::Record ImageInput::record() const {
+  const auto& [size, channels] = shape();
+  configs::CorpusManifest::Record record;
+  record.set_name("image");
+  record.set_dtype(configs::CorpusManifest::u8);
+  for (const std::int64_t side : {size.rows, size.columns, std::int64_t{channels}})
+    record.add_shape(side);
+  if (options_.form.size) {
+    record.set_resized(
+        fmt::format("to cover {} by the triangle filter, cropped at the center", size_text(size)));
+  }
+  return record;
 }
 
-// What the file holds; null: no images, or none that can be read.
-const ImageFile* ImageInput::images_in(const Document& file) {
+std::string ImageInput::describe() const {
+  return fmt::format("images {} x {}{}", size_text(shape().size), shape().channels,
+                     options_.form.size ? ", resized" : "");
+}
+
+std::unique_ptr<RowReader> ImageInput::reader() const {
+  return std::make_unique<ImageReader>(*this, options_.form);
+}
+
+std::string ImageInput::companion(const Document& file, const FileRows& held) const {
+  return held.is_row ? "" : idx_labels_path(file.path);
+}
+
+const RecordInput::FileRows* ImageInput::rows_in(const Document& file) {
   if (is_picture_name(file.name)) {
-    if (is_finding_) note(file, picture_);
+    if (is_finding()) note(file, {.is_picture = true, .images = 1, .shape = {}, .labels = {}});
     return &picture_;
   }
-  if (is_finding_) find_in(file);
+  if (is_finding()) find_in(file);
   const auto found = files_.find(file.path);
   return found == files_.end() ? nullptr : &found->second;
 }
 
 // For a file that by its name is no picture.
 void ImageInput::find_in(const Document& file) {
-  if (!is_array_name(file.name) && !given_.contains(file.path)) {
-    if (num_left_out_++ == 0) left_out_ = printable(file.path);
-    return;
-  }
+  if (!is_array_name(file.name) && !is_given(file)) return leave_out(file);
   const std::string images = idx_images_path(file.path);
   if (!images.empty() && path_exists(images)) return;  // labels, read with their images
-  try {
+  reads_file([&] {
     const ImageFile held = decoder_.inspect(file.path);
     note(file, held);
-    files_[file.path] = held;
-  } catch (const Error& error) {
-    if (error.code() != ExitCode::kData) throw;
-    damaged(error.what(), damages_);
-  }
+    files_[file.path] = {held.images, held.is_picture};
+  });
 }
 
 // Takes the shape and the classes of a file into account.
 void ImageInput::note(const Document& file, const ImageFile& held) {
-  bytes_ += file.bytes;
   note_shape(file, held);
-  if (!options_.labels) return;
   const std::string folder = folder_of(file);
   const bool has_class = held.is_picture ? !folder.empty() : !held.labels.empty();
-  std::string& first = has_class ? labeled_ : unlabeled_;
-  if (first.empty()) first = file.shown_path;
-  if (!has_class) return;
-  const auto add = [&](std::string_view label) {
-    Document labeled = file;
-    labeled.label = label;
-    classes_.add(labeled);
-  };
-  for (const std::int64_t label : held.labels) add(std::to_string(label));
+  note_file(file, has_class);
+  if (!options_.labels || !has_class) return;
+  for (const std::int64_t label : held.labels) add_class(file, std::to_string(label));
   if (!held.is_picture) return;
   if (!is_class_name(folder)) {
     fail(ExitCode::kUsage,
@@ -187,7 +142,7 @@ void ImageInput::note(const Document& file, const ImageFile& held) {
          "characters; rename it, or give --unlabeled",
          printable(file.shown_path));
   }
-  add(folder);
+  add_class(file, folder);
 }
 
 void ImageInput::note_shape(const Document& file, const ImageFile& held) {
@@ -199,7 +154,7 @@ void ImageInput::note_shape(const Document& file, const ImageFile& held) {
       if (decoded.damage.empty()) {
         shape = decoded.image.shape;
       } else if (!options_.skip_damaged) {
-        damaged(decoded.damage, damages_);
+        damaged(decoded.damage, file_damages());
       }  // else it is counted when it is read
     });
   }
@@ -209,30 +164,6 @@ void ImageInput::note_shape(const Document& file, const ImageFile& held) {
     shape_of_ = file.shown_path;
   }
   require_shape(file.shown_path, *shape);
-}
-
-void ImageInput::visit_images(const Document& file, const ImageFile& held, InputScan& images,
-                              const std::function<void(const InputImage&)>& visit) const {
-  const auto input = static_cast<std::size_t>(file.input);
-  if (input >= images.input_bytes.size()) images.input_bytes.resize(input + 1);
-  images.documents += held.images;
-  images.bytes += held.images;
-  images.documents_of[file.split] += held.images;
-  images.input_bytes[input] += held.images;
-  Document document = file;
-  document.bytes = 1;
-  document.is_whole = true;
-  const std::string folder = folder_of(file);
-  if (held.is_picture) {
-    if (has_classes()) document.label = folder;
-    return visit({document, {file.path, 0, true}, file.bytes});
-  }
-  for (std::int64_t i = 0; i < held.images; ++i) {
-    document.name = fmt::format("{}:{}", file.name, i);
-    document.shown_path = fmt::format("{}:{}", file.shown_path, i);
-    const auto up_to = [&](std::int64_t end) { return file.bytes * end / held.images; };
-    visit({document, {file.path, i, false}, up_to(i + 1) - up_to(i)});
-  }
 }
 
 }  // namespace birkhoff

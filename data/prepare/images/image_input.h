@@ -3,93 +3,58 @@
 #pragma once
 
 #include <cstdint>
-#include <functional>
 #include <map>
+#include <memory>
 #include <optional>
-#include <set>
 #include <string>
-#include <vector>
 
 #include "data/images/image.h"
 #include "data/images/image_decoder.h"
-#include "data/images/image_shards.h"
-#include "data/prepare/classes.h"
-#include "data/prepare/documents.h"
-#include "data/prepare/out_folder.h"
-#include "data/prepare/prepare_progress.h"
+#include "data/prepare/records/record_input.h"
 
 namespace birkhoff {
 
-struct ImageOptions {
-  ImageForm form;                       // what it does not set must be the same in all images
-  bool labels = true;                   // take those of the input, if it has any
-  bool skip_damaged = false;            // and count them; else the first one ends the command
-  std::int64_t shard_bytes = 64 << 20;  // maximum size of a shard, unless it has a single image
+struct ImageOptions : RecordOptions {
+  ImageForm form;  // what it does not set must be the same in all images
 };
 
-// An image of the input, valid during the visit.
-struct InputImage {
-  const Document& document;  // bytes: 1; label: the class that its folder names
-  WantedImage wanted;
-  std::int64_t bytes;  // its share of the file
-};
+inline constexpr RecordNouns kImageNouns = {
+    .row = "image",
+    .a_row = "an image",
+    .rows = "images",
+    .doubt = "does each folder hold a class? --unlabeled makes no labels",
+    .gives_class = "put it into a folder named after its class"};
 
-class ImageInput {
+class ImageInput final : public RecordInput {
  public:
-  ImageInput(const ImageOptions& options, const std::vector<InputPath>& inputs,
-             const OutFolder& folder, Classes& classes, ProgressReports& progress);
+  ImageInput(const ImageOptions& options, const Context& context);
 
-  // Finds the files that hold images, their shape and their classes. Call it first. Error(kData): a
-  // file cannot be read, unless such files are skipped. Error(kUsage): files of many images differ
-  // in shape, or only some images have classes.
-  void find();
-  // Visits the images in order. The scan counts images; its hash is that of files.
-  InputScan for_each(const std::function<void(const InputImage&)>& visit);
+  configs::CorpusManifest::Record record() const override;
+  std::string describe() const override;
+  std::unique_ptr<RowReader> reader() const override;
 
-  // Of the images that find() has found.
-  const InputScan& scan() const { return scan_; }
-  std::int64_t bytes() const { return bytes_; }
-  bool has_classes() const { return !labeled_.empty(); }
-  const ImageDamages& damages() const { return damages_; }  // of files that cannot be opened
-  const std::vector<std::string>& notes() const { return notes_; }
   // The shape of all images, in their form. Error(kData) if none can be read.
   const ImageShape& shape() const;
-
   // Error(kUsage) if it is not that shape. what: the image's name.
   void require_shape(const std::string& what, const ImageShape& shape) const;
-  // Counts what cannot be read, or throws it as Error(kData).
-  void damaged(const std::string& reason, ImageDamages& damages) const;
+
+ protected:
+  const FileRows* rows_in(const Document& file) override;
+  // The labels of an idx file of images.
+  std::string companion(const Document& file, const FileRows& held) const override;
 
  private:
-  const ImageFile* images_in(const Document& file);
   void find_in(const Document& file);
   void note(const Document& file, const ImageFile& held);
   void note_shape(const Document& file, const ImageFile& held);
-  void visit_images(const Document& file, const ImageFile& held, InputScan& images,
-                    const std::function<void(const InputImage&)>& visit) const;
 
   const ImageOptions& options_;
-  const std::vector<InputPath>& inputs_;
-  const OutFolder& folder_;
-  Classes& classes_;
-  ProgressReports& progress_;
   ImageDecoder decoder_;
-  std::set<std::string> given_;
-  ImageFile picture_;
+  FileRows picture_{.rows = 1, .is_row = true};
 
-  bool is_finding_ = false;
-  std::map<std::string, ImageFile> files_;  // of many images, by path; and pictures by other names
+  std::map<std::string, FileRows> files_;  // of many images, by path; and pictures by other names
   std::optional<ImageShape> shape_;
   std::string shape_of_ = "--image-size and --channels";  // what has the shape
-  std::string labeled_, unlabeled_;                       // the first file with and without a class
-  std::int64_t bytes_ = 0, num_left_out_ = 0;
-  std::string left_out_;  // the first one
-  std::vector<std::string> notes_;
-  ImageDamages damages_;
-  InputScan scan_;
 };
-
-// "ROWS x COLUMNS".
-std::string size_text(ImageSize size);
 
 }  // namespace birkhoff

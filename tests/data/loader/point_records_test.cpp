@@ -237,6 +237,18 @@ TEST_F(PointRecordsTest, ErrorsNameWhatIsWrong) {
   expect_refused([](auto& o) { o.label = "image"; }, {"'image'", "holds no labels"});
 }
 
+TEST(Points, OnALineAreScaledAndNotRotated) {
+  const PointRecordOptions options{
+      .num_points = 3, .dimensions = 1, .scaling = PointScaling::kAsStored};
+  const Floats stored = {1, -2, 3};
+  Floats out(3);
+  make_points(options, {.scale = 2}, stored.data(), out.data());
+  EXPECT_EQ(out, (Floats{2, -4, 6}));
+  expect_error(ExitCode::kInternal,
+               [&] { make_points(options, {.angle = 1}, stored.data(), out.data()); },
+               {"points with 1 coordinate are not rotated"});
+}
+
 // A single point tells nothing about the class: all classes have the same distribution of points.
 TEST(ClusterSets, HaveTheSamePointsInAllClasses) {
   constexpr int kDrawn = 4000;
@@ -255,6 +267,9 @@ TEST(ClusterSets, HaveTheSamePointsInAllClasses) {
       }
     }
   }
+  // The mean of a set's points is that of at least 2 centers, whose coordinates have standard
+  // deviations of about 0.6. The mean of 4,000 sets then has one of 0.6 / sqrt(2 * 4000) = 0.007,
+  // a difference of two means one of 0.01, and the bound is 5 of these.
   for (const auto& [clusters, sums] : mean) {
     for (std::size_t t = 0; t < 5; ++t) EXPECT_NEAR(sums[t], mean[2][t], 0.05) << clusters << t;
   }

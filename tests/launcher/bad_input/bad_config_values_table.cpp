@@ -128,7 +128,7 @@ std::vector<BadInput> contradictions() {
        .line = "config print good.txtpb --set train.schedule.shape=step_decay --set "
                "train.schedule.decay_epoch=[0]",
        .code = ExitCode::kConfig,
-       .words = {"train.schedule.decay_epoch.0", "0 is not above 0", "from 1 on"}},
+       .words = {"train.schedule.decay_epoch.0", "must be in [1, ", "is 0"}},
       {.name = "a feed-forward width without feed-forward sublayers",
        .line = "config print good.txtpb --set model.attention_only=true --set "
                "model.feed_forward=64",

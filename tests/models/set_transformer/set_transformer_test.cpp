@@ -280,7 +280,16 @@ TEST(SetTransformer, HeadGroupsAttendOnTheirOwn) {
   EXPECT_LT(
       greatest_difference(of_groups(dense + dense), of_groups("group { mechanism { dense {} } }")),
       1e-12);
-  of_groups("group { key_heads: 1 mechanism { sinkformer { half_steps: 3 } } }");
+  // Heads that share keys and values: a model of its own, with fewer parameters.
+  const std::string shared = "group { key_heads: 1 mechanism { sinkformer { half_steps: 3 } } }",
+                    apart = "group { mechanism { sinkformer { half_steps: 3 } } }";
+  const at::Tensor shared_BK = of_groups(shared);
+  EXPECT_LT(greatest_difference(shared_BK.exp().sum(-1), at::ones({3}, at::kDouble)), 1e-12);
+  EXPECT_GT(greatest_difference(shared_BK, of_groups(apart)), 1e-6);
+  const auto elements = [](const std::string& groups) {
+    return make_set_model({"model.attention.0={ " + groups + " }"})->parameters().num_elements();
+  };
+  EXPECT_LT(elements(shared), elements(apart));
 }
 
 TEST(PointSets, RefuseWhatDoesNotFitInOneLine) {
@@ -293,7 +302,7 @@ TEST(PointSets, RefuseWhatDoesNotFitInOneLine) {
        "mesh.tensor: must be 1 with task.point_sets, whose model is not divided; use more "
        "data-parallel ranks or train.zero_stage"},
       {{"model.feed_forward=64"},
-       "model.feed_forward: has no effect with task.point_sets, whose blocks are as wide as "
+       "model.feed_forward: has no effect with task.point_sets, whose layers are as wide as "
        "model.channels; leave it out"},
       {{"task.point_sets.dimensions=1", "task.point_sets.augment.rotation=0.1"},
        "task.point_sets.augment.rotation: points with 1 coordinate cannot be rotated; leave it out"},

@@ -1,4 +1,4 @@
-#include "data/images/image_shards.h"
+#include "data/corpus/record_shards.h"
 
 #include <fmt/ranges.h>
 
@@ -24,17 +24,17 @@ std::string note_name(const std::string& split, std::int64_t shard) {
   return fmt::format("{}{}-{:05}", kFinishedPrefix, split, shard);
 }
 
-// A line with the number of images, then a line "COUNT REASON" for each reason.
-std::string damages_text(const ImageDamages& damages) {
-  std::string text = fmt::format("{}\n", damages.images);
+// A line with the number of rows, then a line "COUNT REASON" for each reason.
+std::string damages_text(const Damages& damages) {
+  std::string text = fmt::format("{}\n", damages.rows);
   for (const auto& [reason, count] : damages.reasons) text += fmt::format("{} {}\n", count, reason);
   return text;
 }
 
-ImageDamages parse_damages(const std::string& text) {
-  ImageDamages damages;
+Damages parse_damages(const std::string& text) {
+  Damages damages;
   std::istringstream lines(text);
-  lines >> damages.images;
+  lines >> damages.rows;
   std::int64_t count = 0;
   for (std::string reason; lines >> count && std::getline(lines.ignore(1), reason);)
     damages.reasons[reason] = count;
@@ -43,26 +43,26 @@ ImageDamages parse_damages(const std::string& text) {
 
 }  // namespace
 
-void ImageDamages::add(const std::string& reason, std::int64_t count) {
-  images += count;
+void Damages::add(const std::string& reason, std::int64_t count) {
+  rows += count;
   if (reasons.size() < kMaxReasons || reasons.contains(reason)) reasons[reason] += count;
 }
 
-void ImageDamages::add(const ImageDamages& more) {
-  const std::int64_t all = images + more.images;
+void Damages::add(const Damages& more) {
+  const std::int64_t all = rows + more.rows;
   for (const auto& [reason, count] : more.reasons) add(reason, count);
-  images = all;
+  rows = all;
 }
 
-ImageShards::ImageShards(std::string folder, std::string source, CorpusManifest::Record image,
-                         std::optional<CorpusManifest::Record> label)
+RecordShards::RecordShards(std::string folder, std::string source, CorpusManifest::Record record,
+                           std::optional<CorpusManifest::Record> label)
     : folder_(std::move(folder)), source_(std::move(source)) {
-  *empty_.add_record() = std::move(image);
+  *empty_.add_record() = std::move(record);
   if (label) *empty_.add_record() = std::move(*label);
 }
 
 // A note is a manifest of one split in JSON. Its options are the source, then the damages.
-std::optional<ImageShards::Note> ImageShards::read_note(const std::string& name) const {
+std::optional<RecordShards::Note> RecordShards::read_note(const std::string& name) const {
   const std::string path = folder_ + "/" + name;
   if (!path_exists(path)) return std::nullopt;
   CorpusManifest manifest;
@@ -78,7 +78,7 @@ std::optional<ImageShards::Note> ImageShards::read_note(const std::string& name)
   return Note{manifest.split(0), parse_damages(options.substr(source_.size() + 1))};
 }
 
-bool ImageShards::has_files_of(const Note& note) const {
+bool RecordShards::has_files_of(const Note& note) const {
   for (const auto& record : note.split.record()) {
     for (const auto& shard : record.shard()) {
       const std::string path = folder_ + "/" + shard.file();
@@ -88,7 +88,7 @@ bool ImageShards::has_files_of(const Note& note) const {
   return true;
 }
 
-std::set<std::string> ImageShards::resume() {
+std::set<std::string> RecordShards::resume() {
   std::set<std::string> files;
   for (const std::string& name : list_directory(folder_)) {
     if (!name.starts_with(kFinishedPrefix)) continue;
@@ -103,40 +103,40 @@ std::set<std::string> ImageShards::resume() {
   return files;
 }
 
-std::string ImageShards::finished() const { return fmt::format("{}", fmt::join(finished_, "\n")); }
+std::string RecordShards::finished() const { return fmt::format("{}", fmt::join(finished_, "\n")); }
 
-void ImageShards::set_finished(const std::string& text) {
+void RecordShards::set_finished(const std::string& text) {
   std::istringstream names(text);
   for (std::string name; std::getline(names, name);) finished_.insert(name);
 }
 
-bool ImageShards::is_finished(const std::string& split, std::int64_t shard) const {
+bool RecordShards::is_finished(const std::string& split, std::int64_t shard) const {
   return finished_.contains(note_name(split, shard));
 }
 
-void ImageShards::write(const std::string& split, std::int64_t shard,
-                        const ShardImages& images) const {
+void RecordShards::write(const std::string& split, std::int64_t shard,
+                         const ShardRows& rows) const {
   CorpusManifest manifest;
-  manifest.mutable_source()->set_options(source_ + "\n" + damages_text(images.damages));
+  manifest.mutable_source()->set_options(source_ + "\n" + damages_text(rows.damages));
   CorpusManifest::Split& made = *manifest.add_split();
   made = empty_;
-  const auto write_rows = [&](CorpusManifest::Record& record, const std::vector<char>& rows) {
+  const auto write_values = [&](CorpusManifest::Record& record, const std::vector<char>& values) {
     const std::string file = fmt::format("{}-{}-{:05}.h5", split, record.name(), shard);
-    *record.add_shard() = write_shard(folder_, file, record, rows, nullptr);
+    *record.add_shard() = write_shard(folder_, file, record, values, nullptr);
   };
-  if (!images.pixels.empty()) {
-    write_rows(*made.mutable_record(0), images.pixels);
+  if (!rows.values.empty()) {
+    write_values(*made.mutable_record(0), rows.values);
     if (made.record_size() > 1) {
-      const char* labels = reinterpret_cast<const char*>(images.labels.data());
-      write_rows(*made.mutable_record(1),
-                 {labels, labels + images.labels.size() * sizeof images.labels[0]});
+      const char* labels = reinterpret_cast<const char*>(rows.labels.data());
+      write_values(*made.mutable_record(1),
+                   {labels, labels + rows.labels.size() * sizeof rows.labels[0]});
     }
   }
   write_file_durably(folder_ + "/" + note_name(split, shard), checksummed_json(manifest));
 }
 
-CorpusManifest::Split ImageShards::split(const std::string& split, std::int64_t num_shards,
-                                         ImageDamages& damages) const {
+CorpusManifest::Split RecordShards::split(const std::string& split, std::int64_t num_shards,
+                                          Damages& damages) const {
   CorpusManifest::Split whole = empty_;
   whole.set_name(split);
   for (auto& record : *whole.mutable_record()) record.set_rows(0);

@@ -1,6 +1,6 @@
-// The shards of an image corpus while `birkhoff prepare` makes them. Each shard is made of a range
-// of its split's images, so it depends on no other shard. A note tells that it is finished, so that
-// a killed command continues with the next one.
+// The shards of a corpus of records while `birkhoff prepare` makes them. Each shard is made of a
+// range of its split's rows, so it depends on no other shard. A note tells that it is finished, so
+// that a killed command continues with the next one.
 #pragma once
 
 #include <cstdint>
@@ -17,30 +17,30 @@ namespace birkhoff {
 // A file with this prefix is the note of a finished shard.
 inline constexpr char kFinishedPrefix[] = ".finished-";
 
-// The images that could not be read.
-struct ImageDamages {
+// The rows that could not be read.
+struct Damages {
   static constexpr std::size_t kMaxReasons = 10;
 
-  std::int64_t images = 0;
-  std::map<std::string, std::int64_t> reasons;  // the first ones: how many images
+  std::int64_t rows = 0;
+  std::map<std::string, std::int64_t> reasons;  // the first ones: how many rows
 
   void add(const std::string& reason, std::int64_t count = 1);
-  void add(const ImageDamages& more);
+  void add(const Damages& more);
 };
 
-// The images of a shard, without those that could not be read.
-struct ShardImages {
-  std::vector<char> pixels;           // rows of the record of images
+// The rows of a shard, without those that could not be read.
+struct ShardRows {
+  std::vector<char> values;           // of the record
   std::vector<std::uint16_t> labels;  // if there is a record of labels
-  ImageDamages damages;
+  Damages damages;
 };
 
-class ImageShards {
+class RecordShards {
  public:
-  // source: identifies the input and all options, in one line. image, label: the entries without
+  // source: identifies the input and all options, in one line. record, label: the entries without
   // rows and shards.
-  ImageShards(std::string folder, std::string source, configs::CorpusManifest::Record image,
-              std::optional<configs::CorpusManifest::Record> label);
+  RecordShards(std::string folder, std::string source, configs::CorpusManifest::Record record,
+               std::optional<configs::CorpusManifest::Record> label);
 
   // Finds the shards that an earlier command with the same source has finished, and whose files are
   // still what it wrote. Returns the names of these files and of their notes.
@@ -50,16 +50,16 @@ class ImageShards {
   void set_finished(const std::string& text);
   bool is_finished(const std::string& split, std::int64_t shard) const;
   // Writes the files of the shard, then its note.
-  void write(const std::string& split, std::int64_t shard, const ShardImages& images) const;
+  void write(const std::string& split, std::int64_t shard, const ShardRows& rows) const;
   // The split's entry for the manifest, of the shards 0, 1, ... to `num_shards`, which are
   // finished. Adds their damages to `damages`.
   configs::CorpusManifest::Split split(const std::string& split, std::int64_t num_shards,
-                                       ImageDamages& damages) const;
+                                       Damages& damages) const;
 
  private:
   struct Note {
     configs::CorpusManifest::Split split;  // a shard or none in each record
-    ImageDamages damages;
+    Damages damages;
   };
   // nullopt: there is no valid one of this source. name: of its file.
   std::optional<Note> read_note(const std::string& name) const;
