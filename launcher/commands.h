@@ -201,8 +201,8 @@ struct BenchLoaderArguments {
   std::vector<std::string> line;
   std::string corpus;  // empty: makes one of random bytes in a temporary folder
   std::string record;  // its rows; empty: windows of tokens, or the record with the largest rows
-  std::int64_t length = 1024;  // of windows
-  bool cold = false;           // drop the shards from the page cache first
+  std::optional<std::int64_t> length;  // of windows; not set: 1024
+  bool cold = false;                   // drop the shards from the page cache first
   int rounds = 20;
 };
 int bench_loader_command(const BenchLoaderArguments& arguments, std::ostream& out);
@@ -225,7 +225,7 @@ struct BenchCommArguments {
   // A step of this configuration instead of single operations; empty: none.
   std::string config;
   std::vector<std::string> settings;
-  std::int64_t vocabulary = 256;
+  std::optional<std::int64_t> vocabulary;  // not set: 256, if the model reads tokens
   LinkArguments links;
   bool json = false;
 };
@@ -235,7 +235,7 @@ struct BenchStepArguments {
   std::vector<std::string> line;
   std::string config;
   std::vector<std::string> settings;
-  std::int64_t vocabulary = 256;
+  std::optional<std::int64_t> vocabulary;  // not set: 256, if the model reads tokens
   int steps = 20;
   bool profile = false;  // also report the time of each operation
 };

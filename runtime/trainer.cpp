@@ -231,13 +231,15 @@ std::string Trainer::find_divergence(const TrainState& state, bool stop) {
 }
 
 std::optional<Error> Trainer::any_unread() {
-  const std::vector<std::string> reasons = parts_.world.all_gather_bytes(
-      unread_ ? fmt::format("{}{} (rank {} on {})", static_cast<char>(unread_->code()),
-                            unread_->what(), parts_.world.rank(), host_name())
-              : "",
+  ProcessGroup& world = parts_.world;
+  const std::vector<std::string> codes = world.all_gather_bytes(
+      unread_ ? fmt::format("{}", static_cast<int>(unread_->code())) : "", "codes of errors");
+  const std::vector<std::string> reasons = world.all_gather_bytes(
+      unread_ ? fmt::format("{} (rank {} on {})", unread_->what(), world.rank(), host_name()) : "",
       "batches that cannot be read");
-  for (const std::string& reason : reasons) {
-    if (!reason.empty()) return Error(static_cast<ExitCode>(reason.front()), reason.substr(1));
+  for (std::size_t rank = 0; rank < codes.size(); ++rank) {
+    if (codes[rank].empty()) continue;
+    return Error(static_cast<ExitCode>(parse_number<int>(codes[rank]).value()), reasons[rank]);
   }
   return std::nullopt;
 }

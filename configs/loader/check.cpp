@@ -6,6 +6,7 @@
 #include <cstdlib>
 #include <string>
 
+#include "cluster/base/text/number_text.h"
 #include "cluster/base/text/plural.h"
 #include "cluster/base/text/utf8.h"
 #include "configs/loader/message_text.h"
@@ -27,7 +28,7 @@ void check_number(const Message& message, const SetValue& number_of,
   };
   const auto& reflection = *message.GetReflection();
   if (is_integer(field)) {
-    check(std::stoll(value_text(message, &field, number_of.index)));
+    check(parse_number<std::int64_t>(value_text(message, &field, number_of.index)).value());
   } else if (field.is_repeated()) {
     check(reflection.GetRepeatedFloat(message, &field, number_of.index));
   } else if (field.cpp_type() == FieldDescriptor::CPPTYPE_FLOAT) {

@@ -8,6 +8,7 @@
 
 #include "cluster/base/error.h"
 #include "cluster/base/files/file.h"
+#include "cluster/base/text/number_text.h"
 #include "configs/loader/check.h"
 #include "configs/loader/message_text.h"
 #include "configs/loader/source_locations.h"
@@ -95,9 +96,7 @@ std::optional<std::chrono::seconds> slurm_time(const std::string& text) {
   std::smatch parts;
   if (!std::regex_match(text, parts, kTime)) return std::nullopt;
   const auto number = [&](int i) {
-    return parts[static_cast<std::size_t>(i)].matched
-               ? std::stoll(parts[static_cast<std::size_t>(i)].str())
-               : 0;
+    return parse_number<std::int64_t>(parts[static_cast<std::size_t>(i)].str()).value_or(0);
   };
   // Without days, the first number is hours only if two more follow it.
   const bool starts_with_hours = parts[1].matched || parts[4].matched;

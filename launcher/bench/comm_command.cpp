@@ -24,6 +24,7 @@
 #include "launcher/bench/replay_command.h"
 #include "launcher/commands.h"
 #include "launcher/measure/report.h"
+#include "launcher/measure/synthetic_training.h"
 #include "launcher/processes/ranks.h"
 #include "launcher/processes/supervisor.h"
 #include "runtime/run_checks.h"
@@ -253,7 +254,7 @@ std::vector<std::string> rank_line(const BenchCommArguments& arguments) {
   if (!arguments.config.empty()) {
     line.push_back(arguments.config);
     for (const std::string& setting : arguments.settings) add("--set", setting);
-    add("--vocabulary", arguments.vocabulary);
+    if (arguments.vocabulary) add("--vocabulary", *arguments.vocabulary);
     const LinkArguments& links = arguments.links;
     if (links.network_gbs) {
       add("--network-gbs", *links.network_gbs);
@@ -284,6 +285,7 @@ int bench_comm_command(const BenchCommArguments& arguments, std::ostream& out, s
     if (arguments.device == "cuda") count_cuda_devices();
     if (!arguments.config.empty()) {
       config = load_config(arguments.config, arguments.settings, UselessValues::kKeep);
+      synthetic_vocabulary(*config, arguments.vocabulary);
       check_idle_ranks(*config, static_cast<int>(check_axes(config->mesh(), ranks)));
       if (config->device() == configs::Config::cuda) count_cuda_devices();
     }

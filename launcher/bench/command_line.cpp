@@ -25,7 +25,7 @@ void CommandLine::add_bench() {
   add_settings(step, bench_step_.settings);
   add_number(step, "--steps", bench_step_.steps, 1, 1'000'000, "number of steps to measure");
   add_number(step, "--vocabulary", bench_step_.vocabulary, 2, 10'000'000,
-             "number of token ids to draw from");
+             "number of token ids to draw from; default: 256");
   step->add_flag("--profile", bench_step_.profile, "also report the time of each operation");
 
   add_bench_attention(*c);
@@ -44,7 +44,7 @@ void CommandLine::add_bench() {
       comm->add_option("CONFIG", bench_comm_.config, "configuration (.txtpb) of a step");
   add_settings(comm, bench_comm_.settings)->needs(config);
   add_number(comm, "--vocabulary", bench_comm_.vocabulary, 2, 10'000'000,
-             "number of token ids to draw from")
+             "number of token ids to draw from; default: 256")
       ->needs(config);
   add_links(comm, bench_comm_.links, config);
   comm->add_flag("--json", bench_comm_.json, "print one JSON object")->needs(config);
@@ -90,13 +90,16 @@ void CommandLine::add_bench() {
   CLI::Option* corpus =
       loader->add_option("CORPUS", bench_loader_.corpus,
                          "corpus folder; default: 64 MB of random bytes in a temporary folder");
-  loader
-      ->add_option("--record", bench_loader_.record,
-                   "read rows of this record; default: windows of tokens, or without tokens the "
-                   "record with the largest rows")
-      ->type_name("NAME")
-      ->needs(corpus);
-  add_number(loader, "--length", bench_loader_.length, 1, 1 << 24, "tokens of a window");
+  CLI::Option* record =
+      loader
+          ->add_option("--record", bench_loader_.record,
+                       "read rows of this record; default: windows of tokens, or without tokens "
+                       "the record with the largest rows")
+          ->type_name("NAME")
+          ->needs(corpus);
+  add_number(loader, "--length", bench_loader_.length, 1, 1 << 24,
+             "tokens of a window; default: 1024")
+      ->excludes(record);
   loader->add_flag("--cold", bench_loader_.cold,
                    "remove the shards from the page cache first, and read 20,000 samples");
   add_rounds(loader, bench_loader_.rounds);

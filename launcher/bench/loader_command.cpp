@@ -249,7 +249,13 @@ void measure_cold(const MeasuredSamples& samples, int rounds, std::ostream& out)
 
 MeasuredSamples samples_to_measure(const Corpus& corpus, const BenchLoaderArguments& arguments) {
   if (arguments.record.empty() && corpus.split("train").stream_size() > 0)
-    return measured_windows(corpus, arguments.length);
+    return measured_windows(corpus, arguments.length.value_or(1024));
+  if (arguments.length) {
+    fail(ExitCode::kUsage,
+         "--length {}: split 'train' of {} has no tokens, so rows of a record are read; leave it "
+         "out",
+         *arguments.length, corpus.folder().string());
+  }
   return measured_rows(corpus, arguments.record);
 }
 

@@ -163,16 +163,11 @@ PlainReader::PlainReader(const MeasuredSamples& samples)
   std::int64_t elements = 0;
   for (int i = 0; i < samples.shards.size(); ++i) {
     const std::string path = samples.files[static_cast<std::size_t>(i)];
-    const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
-    if (fd < 0) fail(ExitCode::kStorage, "open of '{}': {}", path, std::strerror(errno));
     const auto& shard = samples.shards.at(i);
-    shards_.push_back({fd, elements, elements + shard.elements(), shard.values_offset()});
+    shards_.push_back(
+        {File::open_for_read(path), elements, elements + shard.elements(), shard.values_offset()});
     elements += shard.elements();
   }
-}
-
-PlainReader::~PlainReader() {
-  for (const Shard& shard : shards_) ::close(shard.fd);
 }
 
 void PlainReader::widen(std::int64_t count, std::int64_t* out) const {
@@ -190,13 +185,8 @@ void PlainReader::read(std::int64_t sample, void* out) {
         *(std::ranges::upper_bound(shards_, first, {}, [](const Shard& s) { return s.begin; }) - 1);
     const std::int64_t count = std::min(end, shard.end) - first;
     const std::int64_t bytes = count * element_bytes_;
-    const ssize_t got =
-        ::pread(shard.fd, are_ids_ ? bytes_.data() : next, static_cast<std::size_t>(bytes),
-                shard.offset + (first - shard.begin) * element_bytes_);
-    if (got != bytes) {
-      fail(ExitCode::kStorage, "pread of a shard returned {} of {} bytes: {}", got, bytes,
-           got < 0 ? std::strerror(errno) : "the file has become shorter");
-    }
+    shard.file.pread_exact(are_ids_ ? bytes_.data() : next, static_cast<std::size_t>(bytes),
+                           shard.offset + (first - shard.begin) * element_bytes_);
     if (are_ids_) widen(count, reinterpret_cast<std::int64_t*>(next));
     next += are_ids_ ? 8 * count : bytes;
     first += count;

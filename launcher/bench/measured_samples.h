@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "cluster/base/files/file.h"
 #include "data/corpus/corpus.h"
 #include "data/loader/sample_source.h"
 
@@ -39,9 +40,6 @@ MeasuredSamples measured_rows(const Corpus& corpus, const std::string& record);
 class PlainReader {
  public:
   explicit PlainReader(const MeasuredSamples& samples);
-  ~PlainReader();
-  PlainReader(const PlainReader&) = delete;
-  PlainReader& operator=(const PlainReader&) = delete;
 
   // The bytes of a sample, or of its ids as int64, at `out`.
   std::int64_t out_bytes() const { return count_ * (are_ids_ ? 8 : element_bytes_); }
@@ -49,7 +47,7 @@ class PlainReader {
 
  private:
   struct Shard {
-    int fd;
+    File file;
     std::int64_t begin, end, offset;
   };
   void widen(std::int64_t count, std::int64_t* out) const;

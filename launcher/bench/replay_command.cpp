@@ -19,6 +19,7 @@
 #include "launcher/measure/imitated_rank.h"
 #include "launcher/measure/report.h"
 #include "launcher/measure/step_simulation.h"
+#include "launcher/measure/synthetic_training.h"
 #include "launcher/processes/ranks.h"
 #include "runtime/run_checks.h"
 
@@ -129,7 +130,8 @@ int replay_in_world(World& world, const BenchCommArguments& arguments,
                                 ? cuda_device(world.local_rank())
                                 : at::Device(at::kCPU);
   check_same_config(world.group(), config);
-  const StepSchedule schedule = common_schedule(world, config, arguments.vocabulary, device);
+  const StepSchedule schedule =
+      common_schedule(world, config, synthetic_vocabulary(config, arguments.vocabulary), device);
   Mesh mesh(world, config.mesh(), device);
   const MeshShape shape = mesh_shape(config, world.size());
   StepReplay replay(schedule, mesh, world);

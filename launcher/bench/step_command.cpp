@@ -278,14 +278,14 @@ int bench_step_command(const BenchStepArguments& arguments, std::ostream& out) {
          "--set train.invariant.shards=0",
          config.train().invariant().shards());
   }
-  SyntheticTraining training(config, arguments.vocabulary, device);
+  const std::int64_t vocabulary = synthetic_vocabulary(config, arguments.vocabulary);
+  SyntheticTraining training(config, vocabulary, device);
   out << report_title(arguments.line, device) << '\n'
-      << check_first_step(config, arguments.vocabulary, training) << ' '
+      << check_first_step(config, vocabulary, training) << ' '
       << measured_table(training, config, arguments.steps);
   const std::unique_ptr<Task> task = make_task(config);
-  for (const std::string& line :
-       slow_attention_paths(config, task->inputs(arguments.vocabulary),
-                            task->synthetic_batch(arguments.vocabulary, at::kMeta))) {
+  for (const std::string& line : slow_attention_paths(
+           config, task->inputs(vocabulary), task->synthetic_batch(vocabulary, at::kMeta))) {
     out << "\nAttention: " << line << ".\n";
   }
   if (arguments.profile) out << '\n' << operation_profile([&] { training.timed_parts(); });

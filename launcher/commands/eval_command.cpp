@@ -155,10 +155,10 @@ void evaluate(const EvalArguments& arguments, ProcessGroup& world, ProcessGroup&
   std::optional<TextCorpus> text;
   const std::unique_ptr<Task> task = make_task(config);
   if (!arguments.text.empty() && !task->targets_are_text()) {
-    const std::string cure = task->own_vocabulary()
-                                 ? "it reads none: name a corpus with --corpus"
-                                 : fmt::format("classify it with `birkhoff classify {} {}`",
-                                               arguments.path, arguments.text);
+    const std::string cure = task->reads_text()
+                                 ? fmt::format("classify it with `birkhoff classify {} {}`",
+                                               arguments.path, arguments.text)
+                                 : "it reads none: name a corpus with --corpus";
     fail(ExitCode::kUsage, "--text {}: the model predicts no text; {}", arguments.text, cure);
   }
   if (!arguments.text.empty()) text.emplace(tokenizer_source(checkpoint), arguments.text, err);
@@ -166,7 +166,7 @@ void evaluate(const EvalArguments& arguments, ProcessGroup& world, ProcessGroup&
   const Corpus corpus(text                       ? text->folder().string()
                       : arguments.corpus.empty() ? config.data().corpus()
                                                  : arguments.corpus);
-  if (!task->own_vocabulary()) require_same_tokenizer(checkpoint, arguments.path, corpus);
+  if (task->reads_text()) require_same_tokenizer(checkpoint, arguments.path, corpus);
   require_same_inputs(*task, checkpoint, arguments.path, corpus, split);
   check_same_corpus(world, corpus);
   const std::unique_ptr<Model> model = load_model(checkpoint, *task, data.device());

@@ -33,6 +33,11 @@ std::string cure_of(const configs::CheckpointManifest& model, const std::string&
 
 TokenizerSource tokenizer_source(const CheckpointFolder& checkpoint) {
   const configs::CheckpointManifest& manifest = checkpoint.manifest;
+  if (manifest.tokenizer().empty()) {
+    fail(ExitCode::kUsage,
+         "{}: has no tokenizer, because its model reads no text; name a model of text",
+         checkpoint.path.string());
+  }
   TokenizerSource source{.kind = manifest.tokenizer(), .vocabulary = manifest.vocabulary()};
   if (!manifest.tokenizer_file().empty())
     source.file = (checkpoint.path / manifest.tokenizer_file()).string();
@@ -106,8 +111,8 @@ void require_same_inputs(const Task& task, const CheckpointFolder& checkpoint,
          of_model.image.value_or(ImageDims()).text());
   }
   if (inputs.class_names == of_model.class_names) return;
-  const std::string cure = task.own_vocabulary() ? "prepare a corpus of the same classes"
-                                                 : cure_of(checkpoint.manifest, path);
+  const std::string cure = task.reads_text() ? cure_of(checkpoint.manifest, path)
+                                             : "prepare a corpus of the same classes";
   const google::protobuf::RepeatedPtrField<std::string> names(inputs.class_names.begin(),
                                                               inputs.class_names.end());
   fail(ExitCode::kData, "{}: the classes of its labels, {}, are not the model's, {}; {}",

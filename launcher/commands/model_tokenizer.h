@@ -11,6 +11,7 @@
 
 namespace birkhoff {
 
+// Error(kUsage) if the model reads no text.
 TokenizerSource tokenizer_source(const CheckpointFolder& checkpoint);
 
 // The tokenizer of a corpus folder, a run folder (its newest checkpoint) or a checkpoint.

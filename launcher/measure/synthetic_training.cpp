@@ -2,6 +2,7 @@
 
 #include <cmath>
 
+#include "cluster/base/error.h"
 #include "cluster/base/gpu/device.h"
 #include "launcher/measure/report.h"
 #include "runtime/tasks/task.h"
@@ -15,6 +16,20 @@ configs::Config without_graph(configs::Config config) {
 }
 
 }  // namespace
+
+std::optional<std::int64_t> vocabulary_without_corpus(const configs::Config& config,
+                                                      std::optional<std::int64_t> chosen) {
+  const std::optional<std::int64_t> own = make_task(config)->own_vocabulary();
+  if (own && chosen) {
+    fail(ExitCode::kUsage, "--vocabulary {}: the model reads no tokens; leave it out", *chosen);
+  }
+  return own ? own : chosen;
+}
+
+std::int64_t synthetic_vocabulary(const configs::Config& config,
+                                  std::optional<std::int64_t> chosen) {
+  return vocabulary_without_corpus(config, chosen).value_or(256);
+}
 
 SyntheticTraining::SyntheticTraining(const configs::Config& config, std::int64_t vocabulary,
                                      at::Device device)

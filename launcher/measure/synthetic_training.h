@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 
 #include "configs/schema/config.pb.h"
 #include "launcher/measure/imitated_group.h"
@@ -14,6 +15,15 @@
 #include "runtime/training_step.h"
 
 namespace birkhoff {
+
+// The vocabulary of a configuration's model, if no corpus is needed to know it: `chosen` by
+// --vocabulary, or that of a task that reads no text. Error(kUsage) if one is chosen for such a
+// task.
+std::optional<std::int64_t> vocabulary_without_corpus(const configs::Config& config,
+                                                      std::optional<std::int64_t> chosen);
+// The same for synthetic tokens: 256 ids, unless chosen.
+std::int64_t synthetic_vocabulary(const configs::Config& config,
+                                  std::optional<std::int64_t> chosen);
 
 // Seconds of a step's parts, with a wait for the device after each.
 struct PartTimes {

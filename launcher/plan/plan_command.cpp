@@ -17,6 +17,7 @@
 #include "data/corpus/corpus.h"
 #include "launcher/commands.h"
 #include "launcher/measure/report.h"
+#include "launcher/measure/synthetic_training.h"
 #include "launcher/plan/plan.h"
 #include "launcher/processes/ranks.h"
 #include "runtime/run_checks.h"
@@ -26,12 +27,7 @@ namespace birkhoff {
 namespace {
 
 std::int64_t planned_vocabulary(const PlanArguments& arguments, const configs::Config& config) {
-  if (const auto own = make_task(config)->own_vocabulary()) {
-    if (!arguments.vocabulary) return *own;
-    fail(ExitCode::kUsage, "--vocabulary {}: the model reads no tokens; leave it out",
-         *arguments.vocabulary);
-  }
-  if (arguments.vocabulary) return *arguments.vocabulary;
+  if (const auto known = vocabulary_without_corpus(config, arguments.vocabulary)) return *known;
   const std::string& corpus = config.data().corpus();
   if (!corpus.empty() && path_exists(corpus)) return vocabulary_of(config, Corpus(corpus));
   fail(ExitCode::kUsage, "the number of token ids is unknown: {}; give it with --vocabulary",

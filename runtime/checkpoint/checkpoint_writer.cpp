@@ -150,7 +150,7 @@ class CheckpointWriter::Impl {
         slots[static_cast<std::size_t>(part - collected.data())] = bytes;
       } else if (!part->data.is_cpu()) {
         slot.view(part->data.scalar_type()).copy_(part->data);
-      } else if (!copy_finite(part->data, bytes) && not_finite.empty()) {
+      } else if (!all_finite(part->data, bytes) && not_finite.empty()) {
         not_finite = part->name;
       }
       auto& list = belongs_to_model(*part) ? model_tensors_ : state_tensors_;

@@ -48,19 +48,19 @@ at::Tensor all_finite_on_gpu(const at::Tensor& data) {
 
 }  // namespace
 
-bool copy_finite(const at::Tensor& data, std::byte* out) {
+bool all_finite(const at::Tensor& data, std::byte* copy) {
   switch (data.scalar_type()) {
     case at::kFloat:
-      return copy_bits<std::uint32_t>(data, 0x7f800000, out);
+      return copy_bits<std::uint32_t>(data, 0x7f800000, copy);
     case at::kDouble:
-      return copy_bits<std::uint64_t>(data, 0x7ff0000000000000, out);
+      return copy_bits<std::uint64_t>(data, 0x7ff0000000000000, copy);
     case at::kBFloat16:
-      return copy_bits<std::uint16_t>(data, 0x7f80, out);
+      return copy_bits<std::uint16_t>(data, 0x7f80, copy);
     case at::kHalf:
-      return copy_bits<std::uint16_t>(data, 0x7c00, out);
+      return copy_bits<std::uint16_t>(data, 0x7c00, copy);
     default:
       require(!data.is_floating_point(), "a dtype of state");
-      if (out != nullptr) std::memcpy(out, data.const_data_ptr(), data.nbytes());
+      if (copy != nullptr) std::memcpy(copy, data.const_data_ptr(), data.nbytes());
       return true;
   }
 }
@@ -71,7 +71,7 @@ std::string find_non_finite(const std::vector<TensorPart>& parts) {
   for (const TensorPart& part : parts) {
     if (!part.data.is_floating_point() || part.data.numel() == 0) continue;
     if (part.data.is_cpu()) {  // ranks with a GPU have such parts, too: counts of optimizers
-      if (!copy_finite(part.data, nullptr)) return part.name;
+      if (!all_finite(part.data)) return part.name;
       continue;
     }
     checked.push_back(&part);

@@ -10,9 +10,9 @@
 
 namespace birkhoff {
 
-// Returns whether all values of a contiguous tensor on the CPU are finite. Unless `out` is null,
+// Returns whether all values of a contiguous tensor on the CPU are finite. Unless `copy` is null,
 // also copies the values there. Reads the tensor once, because training waits for it.
-bool copy_finite(const at::Tensor& data, std::byte* out);
+bool all_finite(const at::Tensor& data, std::byte* copy = nullptr);
 
 // Returns the name of the first part that has a value that is not finite, or "" if there is none.
 // Checks all parts, also parts that another rank saves. Reads each once. Waits for the GPU if it

@@ -9,6 +9,8 @@
 #include <array>
 #include <tuple>
 
+#include "runtime/optimizers/gpu_fused_update_params.h"
+
 namespace birkhoff {
 namespace {
 
@@ -23,10 +25,10 @@ void update(const typename Rule::template Factors<T>& f, bool decays, std::int64
   for (std::int64_t i = 0; i < n; ++i) Rule::update(factors, decays, p[i], g[i], states[i]...);
 }
 
-// One flag per 64 elements of a rank's part of a bucket: does weight decay apply to them? Slots
-// begin at multiples of 64, so no 64 elements belong to two parameters.
+// One flag per kDecayGroup elements of a rank's part of a bucket: does weight decay apply to them?
 at::Tensor decay_flags(const GradBucket& bucket) {
-  constexpr std::int64_t kGroup = GradBucket::kAlignment;
+  constexpr std::int64_t kGroup = kDecayGroup;
+  static_assert(GradBucket::kAlignment % kGroup == 0, "a group belongs to one parameter, one rank");
   const at::Tensor flags = at::zeros({bucket.elements() / kGroup}, at::kByte);
   for (const GradBucket::Slot& slot : bucket.slots) {
     if (!slot.decay) continue;

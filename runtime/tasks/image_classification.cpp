@@ -80,8 +80,8 @@ class ImageClassificationTask final : public Task {
   }
 
   Batch synthetic_batch(std::int64_t, at::Device device) const override {
-    Batch batch = synthetic_images(config_, shape_without_corpus(), device);
     const at::Generator generator = at::detail::createCPUGenerator(config_.train().seed());
+    Batch batch = synthetic_images(config_, shape_without_corpus(), generator, device);
     batch.fields.emplace(field::kLabels, at::randint(task().classes(), {batch.size()}, generator,
                                                      at::TensorOptions(at::kLong).device(device)));
     return batch;

@@ -1,6 +1,5 @@
 #include "runtime/tasks/images.h"
 
-#include <ATen/CPUGeneratorImpl.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/randint.h>
 #include <fmt/format.h>
@@ -23,9 +22,9 @@ ImageDims shape_of_area(std::int64_t area, std::int64_t channels) {
   return {rows, area / rows, channels};
 }
 
-Batch synthetic_images(const configs::Config& config, const ImageDims& shape, at::Device device) {
+Batch synthetic_images(const configs::Config& config, const ImageDims& shape,
+                       const at::Generator& generator, at::Device device) {
   const std::int64_t size = config.train().global_batch();
-  const at::Generator generator = at::detail::createCPUGenerator(config.train().seed());
   Batch batch;
   batch.fields.emplace(
       field::kImages, at::randint(256, {size, shape.rows, shape.columns, shape.channels}, generator,

@@ -1,6 +1,8 @@
 // Tasks whose samples are images: a check of the number of tokens, and synthetic images.
 #pragma once
 
+#include <ATen/core/Generator.h>
+
 #include <cstdint>
 #include <string>
 
@@ -17,8 +19,8 @@ void check_length(const configs::Config& config, std::int64_t tokens, const std:
 // The shape of an image of `area` pixels: of all rectangles, the one that is closest to a square.
 ImageDims shape_of_area(std::int64_t area, std::int64_t channels);
 
-// A batch of train.global_batch images of random values, on the CPU or the meta device. The values
-// depend only on train.seed.
-Batch synthetic_images(const configs::Config& config, const ImageDims& shape, at::Device device);
+// A batch of train.global_batch images of values from the generator, on the CPU or the meta device.
+Batch synthetic_images(const configs::Config& config, const ImageDims& shape,
+                       const at::Generator& generator, at::Device device);
 
 }  // namespace birkhoff

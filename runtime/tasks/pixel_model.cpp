@@ -1,5 +1,6 @@
 #include "models/pixel_model.h"
 
+#include <ATen/CPUGeneratorImpl.h>
 #include <fmt/format.h>
 
 #include <cmath>
@@ -71,7 +72,8 @@ class PixelModelTask final : public Task {
   }
 
   Batch synthetic_batch(std::int64_t, at::Device device) const override {
-    return synthetic_images(config_, shape_without_corpus(), device);
+    return synthetic_images(config_, shape_without_corpus(),
+                            at::detail::createCPUGenerator(config_.train().seed()), device);
   }
 
  private:

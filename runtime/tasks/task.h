@@ -31,6 +31,8 @@ class Task {
   virtual ModelInputs inputs(std::int64_t vocabulary) const = 0;
   // The vocabulary of models that read no text; not set: that of the corpus' tokenizer.
   virtual std::optional<std::int64_t> own_vocabulary() const { return std::nullopt; }
+  // Whether the model reads the tokens of a text, and so needs a tokenizer.
+  bool reads_text() const { return !own_vocabulary(); }
 
   // Builds this rank's part of the model. Error(kConfig) if a value is invalid, or does not fit
   // `inputs`: the number of classes, the size of images. Error(kData) if there are no labels.

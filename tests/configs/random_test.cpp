@@ -201,6 +201,8 @@ class RandomConfigs : public testing::Test {
     EXPECT_EQ(model->loss_sums(batch, std::nullopt).count.item<double>(),
               classifies ? 1.0 : static_cast<double>(length));
     ++num_runs_;
+    num_image_runs_ += image.has_value();
+    num_point_runs_ += config.task().has_point_sets();
   }
 
   void run(RandomConfig& random) {
@@ -212,7 +214,9 @@ class RandomConfigs : public testing::Test {
                                          : load_config(input.file, input.settings);
       ++num_accepted_;
       expect_exact(config);
-      if (is_small(config, false)) expect_model(config, random.one_in(8) && is_small(config, true));
+      // Few configurations of other tasks are accepted, so all that are small run.
+      const bool run = !config.task().has_language_model() || random.one_in(8);
+      if (is_small(config, false)) expect_model(config, run && is_small(config, true));
     } catch (const Error& error) {
       ++num_refused_;
       expect_refusal(error, input);
@@ -229,6 +233,7 @@ class RandomConfigs : public testing::Test {
   TemporaryFolder folder_;
   std::vector<std::filesystem::path> files_;
   int num_accepted_ = 0, num_refused_ = 0, num_models_ = 0, num_runs_ = 0;
+  int num_image_runs_ = 0, num_point_runs_ = 0;  // of num_runs_
 };
 
 TEST_F(RandomConfigs, AreExactOrRefusedInOneLine) {
@@ -245,13 +250,15 @@ TEST_F(RandomConfigs, AreExactOrRefusedInOneLine) {
   at::set_num_threads(threads);
   std::printf(
       "random configs: tried %d, survived %d, lost %d (%d accepted, %d refused, %d models, %d of "
-      "them run)\n",
+      "them run, %d of images and %d of point sets)\n",
       tried, tried - HasFailure(), static_cast<int>(HasFailure()), num_accepted_, num_refused_,
-      num_models_, num_runs_);
+      num_models_, num_runs_, num_image_runs_, num_point_runs_);
   EXPECT_GT(num_accepted_, count / 20);
   EXPECT_GT(num_refused_, count / 20);
   EXPECT_GT(num_models_, count / 50);
   EXPECT_GT(num_runs_, count / 1000);
+  EXPECT_GT(num_image_runs_, count / 1000);
+  EXPECT_GT(num_point_runs_, count / 1000);
 }
 
 }  // namespace

@@ -398,6 +398,8 @@ std::vector<BadInput> bench() {
       bytes("4KB-8KB"),
       bytes("99999999999999999999-4K"),
       usage("bench loader --rounds 0", "bench loader --rounds 0", {"--rounds", "0"}),
+      usage("bench loader --length of rows", "bench loader labels --record label --length 32",
+            {"--length", "--record"}),
       {.name = "bench loader of nothing",
        .line = "bench loader nowhere",
        .code = ExitCode::kData,

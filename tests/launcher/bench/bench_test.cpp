@@ -293,7 +293,7 @@ TEST_F(BenchProcess, CommOfAStepSendsWhatIsPlanned) {
     const std::string report =
         bench(line + " --rounds 2 --ranks " + std::to_string(ranks) + " --node-gbs 5 --node-us 3",
               "; " + std::to_string(ranks) + " ranks of `birkhoff " + line +
-                  " --vocabulary 256 --node-gbs 5 --node-us 3 --rounds 2`");
+                  " --node-gbs 5 --node-us 3 --rounds 2`");
     const auto rows = rows_of(report);
     ASSERT_EQ(rows.size(), groups.size()) << report;
     for (std::size_t i = 0; i < rows.size(); ++i) {

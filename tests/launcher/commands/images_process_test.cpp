@@ -151,6 +151,15 @@ TEST_F(ImagesProcess, RefusalsAreOneLine) {
                  "no tokenizer");
   expect_refused({"plan", "pixels.txtpb", "--vocabulary", "256"}, usage,
                  "--vocabulary 256: the model reads no tokens; leave it out");
+  expect_refused({"bench", "step", "classes.txtpb", "--vocabulary", "300"}, usage,
+                 "--vocabulary 300: the model reads no tokens; leave it out");
+  expect_refused({"bench", "comm", "classes.txtpb", "--ranks", "2", "--vocabulary", "300"}, usage,
+                 "--vocabulary 300: the model reads no tokens; leave it out");
+  expect_refused({"bench", "loader", "images", "--length", "32"}, usage,
+                 "--length 32: split 'train' of images has no tokens, so rows of a record are "
+                 "read; leave it out");
+  expect_refused({"prepare", "--out", "new", "--like", "classes", "pixels.txtpb"}, usage,
+                 "has no tokenizer, because its model reads no text; name a model of text");
   const auto train = [](const std::string& file, const std::string& setting) {
     return std::vector<std::string>{"train", file, "--run", "refused", "--set", setting};
   };
