@@ -185,8 +185,9 @@ class Writer {
       const auto& choice = *message.oneof_decl(0);
       text_ += choice.field_count() == message.field_count()
                    ? "One of:\n\n"
-                   : fmt::format("One of `{}`, and the other fields:\n\n",
-                                 fmt::join(oneof_names(choice), "`, `"));
+                   : wrapped(fmt::format("One of `{}`, and the other fields:",
+                                         fmt::join(oneof_names(choice), "`, `"))) +
+                         "\n\n";
     }
     text_ += fmt::format("| field | type | default | range |{} meaning |\n",
                          of_run_ ? " on resume |" : "");

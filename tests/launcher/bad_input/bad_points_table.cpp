@@ -50,7 +50,8 @@ std::vector<BadInput> flags() {
       points("in a list that names a missing file", ExitCode::kUsage, "in/files.txt",
              {"in/files.txt: names 'data/2.h5'", "no in/2.h5"}, {{"in/files.txt", "data/2.h5\n"}}),
       points("like a corpus with other classes", ExitCode::kData, "--like labels in",
-             {"in/0.h5: the label '0' is none of", "--like"}),
+             {"in/0.h5: the label 'bed' is none of", "--like"},
+             {{"in/shape_names.txt", "bed\nsofa\n"}}),
   };
 }
 
