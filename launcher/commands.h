@@ -24,13 +24,14 @@ struct PrepareArguments {
   std::string image_size;  // N or ROWSxCOLUMNS; empty: as they are
   int channels = 0;        // 1 or 3; 0: as they are
   bool unlabeled = false, skip_damaged = false;
-  std::optional<int> ranks;  // of images: start this many ranks and supervise them
+  std::optional<int> ranks;  // start this many ranks and supervise them
   // The values of PATH, --train, --valid and --test, in the order of the command line.
   struct Text {
     std::string option;  // "PATH", "--train", ...
     std::string value;
   };
   std::vector<Text> texts;
+  std::vector<std::string> for_ranks;  // all arguments but `texts` and `ranks`, as they were given
 };
 int prepare_command(const PrepareArguments& arguments, std::ostream& out, std::ostream& err);
 

@@ -1,7 +1,5 @@
 #include "data/prepare/images/image_input.h"
 
-#include <sys/stat.h>
-
 #include <string_view>
 
 #include "cluster/base/error.h"
@@ -11,6 +9,7 @@
 #include "configs/loader/message_text.h"
 #include "data/corpus/manifest.h"
 #include "data/images/image_array.h"
+#include "data/prepare/pack.h"
 
 namespace birkhoff {
 namespace {
@@ -43,8 +42,8 @@ void add_labels(const Document& file, const ImageFile& held, Xxh3Hasher& hasher)
   struct stat info;
   if (held.is_picture || labels.empty() || !find_status(labels, /*follow_links=*/true, &info))
     return;
-  const std::string entry = fmt::format("{} {} {}.{:09}\n", file.name, info.st_size,
-                                        info.st_mtim.tv_sec, info.st_mtim.tv_nsec);
+  const std::string entry =
+      fmt::format("{} {} {}\n", file.name, info.st_size, modification_time(info));
   hasher.update(entry.data(), entry.size());
 }
 
@@ -53,12 +52,14 @@ void add_labels(const Document& file, const ImageFile& held, Xxh3Hasher& hasher)
 std::string size_text(ImageSize size) { return fmt::format("{} x {}", size.rows, size.columns); }
 
 ImageInput::ImageInput(const ImageOptions& options, const std::vector<InputPath>& inputs,
-                       const OutFolder& folder, Classes& classes, ProgressReports& progress)
+                       const OutFolder& folder, Classes& classes, ProgressReports& progress,
+                       ProcessGroup* ranks)
     : options_(options),
       inputs_(inputs),
       folder_(folder),
       classes_(classes),
       progress_(progress),
+      ranks_(ranks),
       decoder_(options.form) {
   picture_.is_picture = true;
   picture_.images = 1;
@@ -69,9 +70,13 @@ ImageInput::ImageInput(const ImageOptions& options, const std::vector<InputPath>
 
 void ImageInput::find() {
   progress_.begin("find images", 0);
+  constexpr char kFiles[] = "files of images";
+  const bool is_first = ranks_ == nullptr || ranks_->rank() == 0;
+  if (!is_first) take_inspected(ranks_->broadcast_bytes("", 0, kFiles));
   is_finding_ = true;
   scan_ = for_each([](const InputImage&) {});
   is_finding_ = false;
+  if (is_first && ranks_ != nullptr) ranks_->broadcast_bytes(inspected_files(), 0, kFiles);
   progress_.end(false);
   if (num_left_out_ == 1)
     notes_.push_back(fmt::format("left out {}, whose name is not that of an image", left_out_));
@@ -89,7 +94,7 @@ void ImageInput::find() {
 }
 
 InputScan ImageInput::for_each(const std::function<void(const InputImage&)>& visit) {
-  InputScan images;
+  DocumentCounts counts;
   Xxh3Hasher hasher;
   const InputScan files = for_each_document(
       inputs_, folder_.path(),
@@ -98,11 +103,10 @@ InputScan ImageInput::for_each(const std::function<void(const InputImage&)>& vis
         if (is_finding_) progress_.add(file.bytes);
         if (held == nullptr) return;
         add_labels(file, *held, hasher);
-        visit_images(file, *held, images, visit);
+        visit_images(file, *held, counts, visit);
       },
       EmptyFiles::kVisit);
-  images.input_bytes.resize(files.input_bytes.size());
-  images.not_regular = files.not_regular;
+  InputScan images = counts.scan(files);
   hasher.update(files.hash.data(), files.hash.size());
   images.hash = hasher.hex_digest();
   return images;
@@ -143,7 +147,7 @@ const ImageFile* ImageInput::images_in(const Document& file) {
   }
   if (is_finding_) find_in(file);
   const auto found = files_.find(file.path);
-  return found == files_.end() ? nullptr : &found->second;
+  return found == files_.end() || !found->second.damage.empty() ? nullptr : &found->second.held;
 }
 
 // For a file that by its name is no picture.
@@ -154,13 +158,48 @@ void ImageInput::find_in(const Document& file) {
   }
   const std::string images = idx_images_path(file.path);
   if (!images.empty() && path_exists(images)) return;  // labels, read with their images
+  const Inspected& found = inspect(file.path);
+  if (!found.damage.empty()) return damaged(found.damage, damages_);
+  note(file, found.held);
+}
+
+const ImageInput::Inspected& ImageInput::inspect(const std::string& path) {
+  const auto [entry, is_new] = files_.try_emplace(path);
+  Inspected& file = entry->second;
+  if (!is_new) return file;  // rank 0 has done it
   try {
-    const ImageFile held = decoder_.inspect(file.path);
-    note(file, held);
-    files_[file.path] = held;
+    file.held = decoder_.inspect(path);
   } catch (const Error& error) {
     if (error.code() != ExitCode::kData) throw;
-    damaged(error.what(), damages_);
+    file.damage = error.what();
+  }
+  return file;
+}
+
+std::string ImageInput::inspected_files() const {
+  std::string bytes;
+  for (const auto& [path, file] : files_) {
+    const ImageFile& held = file.held;
+    pack(path, bytes);
+    pack(file.damage, bytes);
+    pack(std::vector<std::int64_t>{held.is_picture ? 1 : 0, held.images, held.shape.size.rows,
+                                   held.shape.size.columns, held.shape.channels},
+         bytes);
+    pack(held.labels, bytes);
+  }
+  return bytes;
+}
+
+// files: what inspected_files() has returned on rank 0.
+void ImageInput::take_inspected(std::string_view files) {
+  while (!files.empty()) {
+    Inspected& file = files_[unpack<std::string>(files)];
+    file.damage = unpack<std::string>(files);
+    const auto numbers = unpack<std::vector<std::int64_t>>(files);
+    file.held = {numbers[0] != 0,
+                 numbers[1],
+                 {{numbers[2], numbers[3]}, static_cast<int>(numbers[4])},
+                 unpack<std::vector<std::int64_t>>(files)};
   }
 }
 
@@ -211,25 +250,21 @@ void ImageInput::note_shape(const Document& file, const ImageFile& held) {
   require_shape(file.shown_path, *shape);
 }
 
-void ImageInput::visit_images(const Document& file, const ImageFile& held, InputScan& images,
+void ImageInput::visit_images(const Document& file, const ImageFile& held, DocumentCounts& counts,
                               const std::function<void(const InputImage&)>& visit) const {
-  const auto input = static_cast<std::size_t>(file.input);
-  if (input >= images.input_bytes.size()) images.input_bytes.resize(input + 1);
-  images.documents += held.images;
-  images.bytes += held.images;
-  images.documents_of[file.split] += held.images;
-  images.input_bytes[input] += held.images;
   Document document = file;
   document.bytes = 1;
   document.is_whole = true;
   const std::string folder = folder_of(file);
   if (held.is_picture) {
     if (has_classes()) document.label = folder;
+    counts.add(document);
     return visit({document, {file.path, 0, true}, file.bytes});
   }
   for (std::int64_t i = 0; i < held.images; ++i) {
     document.name = fmt::format("{}:{}", file.name, i);
     document.shown_path = fmt::format("{}:{}", file.shown_path, i);
+    counts.add(document);
     const auto up_to = [&](std::int64_t end) { return file.bytes * end / held.images; };
     visit({document, {file.path, i, false}, up_to(i + 1) - up_to(i)});
   }

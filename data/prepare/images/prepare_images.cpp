@@ -17,11 +17,11 @@
 #include "data/images/image_shards.h"
 #include "data/prepare/classes.h"
 #include "data/prepare/corpus_source.h"
-#include "data/prepare/documents.h"
+#include "data/prepare/input/documents.h"
+#include "data/prepare/input/split_rule.h"
 #include "data/prepare/out_folder.h"
 #include "data/prepare/prepare_options.h"
 #include "data/prepare/prepare_progress.h"
-#include "data/prepare/split_rule.h"
 
 namespace birkhoff {
 namespace {
@@ -59,10 +59,10 @@ class ImagePreparation {
         source_(source),
         progress_(progress),
         rule_(input.scan(), options.valid_fraction, options.test_fraction),
-        shards_(folder.path(), identity_of(source, input, classes), image_record(),
-                label_record()) {
-    const std::int64_t row_bytes = shard_format::row_bytes(image_record());
-    shard_images_ = std::clamp<std::int64_t>(images.shard_bytes / row_bytes, 1, kMaxShardImages);
+        shards_(folder.path(), identity_of(source, input, classes), images_entry(),
+                labels_entry()) {
+    shard_images_ =
+        std::min(shard_format::shard_rows(images_entry(), images.shard_bytes), kMaxShardImages);
     if (rank_of(ranks_) == 0) folder.clear(shards_.resume());
     if (ranks_ == nullptr) return;
     shards_.set_finished(ranks_->broadcast_bytes(shards_.finished(), 0, "finished shards"));
@@ -78,17 +78,15 @@ class ImagePreparation {
            "the input changed while it was read ({}, then {}); start the command again",
            counted(input_.scan().documents, "image"), counted(now.documents, "image"));
     }
-    for (const SplitIndex split : {kTrain, kValid, kTest}) {
+    for (const SplitIndex split : kSplits) {
       if (!ranges_[split].wanted.empty()) finish(split);
     }
     progress_.end(true);
-    CorpusManifest manifest;
+    CorpusManifest manifest = new_manifest();
     if (ranks_ != nullptr) ranks_->barrier("all shards are written");
     if (rank_of(ranks_) != 0) return manifest;
-    manifest.set_format(shard_format::kManifestFormat);
-    manifest.set_version(shard_format::kManifestVersion);
     *manifest.mutable_source() = source_;
-    for (const SplitIndex split : {kTrain, kValid, kTest}) {
+    for (const SplitIndex split : kSplits) {
       if (!rule_.has(split)) continue;
       *manifest.add_split() = shards_.split(kSplitNames[split], ranges_[split].shard, damages_);
       if (manifest.split().rbegin()->counts().documents() == 0) {
@@ -113,13 +111,9 @@ class ImagePreparation {
     std::vector<std::int64_t> shares;  // of the bytes
   };
 
-  CorpusManifest::Record image_record() const {
+  CorpusManifest::Record images_entry() const {
     const auto& [size, channels] = input_.shape();
-    CorpusManifest::Record record;
-    record.set_name("image");
-    record.set_dtype(CorpusManifest::u8);
-    for (const std::int64_t side : {size.rows, size.columns, std::int64_t{channels}})
-      record.add_shape(side);
+    CorpusManifest::Record record = image_record(size.rows, size.columns, channels);
     if (images_.form.size) {
       record.set_resized(fmt::format("to cover {} by the triangle filter, cropped at the center",
                                      size_text(size)));
@@ -127,13 +121,8 @@ class ImagePreparation {
     return record;
   }
 
-  std::optional<CorpusManifest::Record> label_record() const {
-    if (!input_.has_classes()) return std::nullopt;
-    CorpusManifest::Record record;
-    record.set_name("label");
-    record.set_dtype(CorpusManifest::u16);
-    for (const std::string& name : classes_.names()) record.add_class_name(name);
-    return record;
+  std::optional<CorpusManifest::Record> labels_entry() const {
+    return input_.has_classes() ? std::optional(label_record(classes_.names())) : std::nullopt;
   }
 
   SplitIndex split_of(const InputImage& image) {
@@ -185,7 +174,7 @@ class ImagePreparation {
     if (!decoder) decoder = std::make_unique<ImageDecoder>(images_.form);
     ShardImages images;
     images.pixels.reserve(range.wanted.size() *
-                          static_cast<std::size_t>(shard_format::row_bytes(image_record())));
+                          static_cast<std::size_t>(shard_format::row_bytes(images_entry())));
     decoder->decode(range.wanted, [&](std::size_t i, const DecodedImage& decoded) {
       const std::string& path = range.wanted[i].path;
       progress_.add(range.shares[i]);
@@ -252,19 +241,14 @@ PrepareResult prepare_images(const PrepareOptions& given, const ImageOptions& im
   const PrepareOptions options = checked_paths(given);
   const std::vector<InputPath> inputs = inputs_of(options);
   OutFolder folder(options.out);
-  for (const InputPath& input : inputs) {
-    if (input.path == "-" || is_pipe(input.path)) {
-      fail(ExitCode::kUsage, "{}: images cannot come through a pipe; give files or folders",
-           input.path);
-    }
-    folder.require_outside(input.path);
-  }
+  require_no_streams(inputs, "images cannot come through a pipe; give files or folders");
+  for (const InputPath& input : inputs) folder.require_outside(input.path);
   ProgressReports progress(callback, 1);
   const bool is_first = rank_of(ranks) == 0;
   if (is_first) folder.begin();
   Classes classes(options.class_names, "image",
                   "does each folder hold a class? --unlabeled makes no labels");
-  ImageInput input(images, inputs, folder, classes, progress);
+  ImageInput input(images, inputs, folder, classes, progress, ranks);
   input.find();
   PrepareResult result;
   result.notes = input.notes();
@@ -281,18 +265,10 @@ PrepareResult prepare_images(const PrepareOptions& given, const ImageOptions& im
          inputs.front().path, counted(std::ssize(options.class_names), "class", "classes"));
   }
   const CorpusManifest::Source source = image_source(options, images, input);
-  bool is_finished = folder.finished();
-  if (ranks != nullptr) {
-    const std::string mine = identity_of(source, input, classes);
-    const std::string first = ranks->broadcast_bytes(mine + (is_finished ? "+" : "-"), 0, "input");
-    if (first.substr(0, first.size() - 1) != mine) {
-      fail(ExitCode::kData,
-           "rank {} sees other images than rank 0 ({}, not {}); give paths on a file system that "
-           "all see",
-           ranks->rank(), mine, first.substr(0, first.size() - 1));
-    }
-    is_finished = first.back() == '+';
-  }
+  const bool is_finished = ranks == nullptr
+                               ? folder.finished()
+                               : agree_on_input(*ranks, identity_of(source, input, classes),
+                                                folder.finished(), "images");
   if (is_finished && is_first) {
     require_same(folder, source, "images", "of images only the times are recorded",
                  [](const auto&) { return false; });
