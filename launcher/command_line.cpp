@@ -403,7 +403,7 @@ void CommandLine::add_transport() {
 int CommandLine::run(const std::vector<std::string>& arguments, std::ostream& out,
                      std::ostream& err) {
   if (app_.got_subcommand("prepare")) {
-    prepare_.texts = prepare_texts();
+    take_prepare_order();
     return prepare_command(prepare_, out, err);
   }
   if (app_.got_subcommand("train")) return train_command(train_, out, err);

@@ -48,8 +48,8 @@ class CommandLine {
   // needed: an option without which these have no effect; null: none.
   void add_links(CLI::App* command, LinkArguments& links, CLI::Option* needed = nullptr);
 
-  void add_prepare();  // this and the next: commands/command_line.cpp
-  std::vector<PrepareArguments::Text> prepare_texts() const;
+  void add_prepare();         // this and the next: commands/prepare_arguments.cpp
+  void take_prepare_order();  // sets what depends on the order of the arguments
   void add_train();
   void add_plan();
   void add_doctor();

@@ -33,6 +33,7 @@ struct PrepareArguments {
     std::string value;
   };
   std::vector<Text> texts;
+  std::vector<std::string> for_ranks;  // all arguments but `texts` and `ranks`, as they were given
 };
 int prepare_command(const PrepareArguments& arguments, std::ostream& out, std::ostream& err);
 

@@ -318,6 +318,35 @@ configs::CorpusManifest parse_corpus_manifest(const std::string& json, const std
   return manifest;
 }
 
+CorpusManifest new_manifest() {
+  CorpusManifest manifest;
+  manifest.set_format(shard_format::kManifestFormat);
+  manifest.set_version(shard_format::kManifestVersion);
+  return manifest;
+}
+
+CorpusManifest::Record label_record(const std::vector<std::string>& class_names) {
+  CorpusManifest::Record record;
+  record.set_name("label");
+  record.set_dtype(CorpusManifest::u16);
+  for (const std::string& name : class_names) record.add_class_name(name);
+  return record;
+}
+
+CorpusManifest::Record image_record(std::int64_t rows, std::int64_t columns,
+                                    std::int64_t channels) {
+  CorpusManifest::Record record;
+  record.set_name("image");
+  record.set_dtype(CorpusManifest::u8);
+  for (const std::int64_t size : {rows, columns, channels}) record.add_shape(size);
+  return record;
+}
+
+std::string shard_file_name(const std::string& split, const std::string& array,
+                            std::int64_t number) {
+  return fmt::format("{}-{}-{:05}.h5", split, array, number);
+}
+
 std::string manifest_json(configs::CorpusManifest manifest) {
   manifest.set_fingerprint(manifest_fingerprint(manifest));
   return checksummed_json(manifest);

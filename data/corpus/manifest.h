@@ -3,9 +3,11 @@
 // to allocate or open anything.
 #pragma once
 
+#include <cstdint>
 #include <filesystem>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "configs/schema/corpus_manifest.pb.h"
 
@@ -25,6 +27,16 @@ std::string class_names_defect(const google::protobuf::RepeatedPtrField<std::str
 // Parses and validates a manifest, but not the files that it names. `name` is the name of the file
 // in messages. Error(kData) names the first invalid field.
 configs::CorpusManifest parse_corpus_manifest(const std::string& json, const std::string& name);
+
+// A manifest of this version that is still empty.
+configs::CorpusManifest new_manifest();
+// Entries of the records of labels and of images, without rows.
+configs::CorpusManifest::Record label_record(const std::vector<std::string>& class_names);
+configs::CorpusManifest::Record image_record(std::int64_t rows, std::int64_t columns,
+                                             std::int64_t channels);
+// The name of the file of a shard. array: the name of its stream or record.
+std::string shard_file_name(const std::string& split, const std::string& array,
+                            std::int64_t number);
 
 // Sets the fingerprint and returns the text of the file, checksum first. parse_corpus_manifest
 // reads it back.

@@ -9,6 +9,7 @@
 #include "cluster/base/files/checksum.h"
 #include "cluster/base/files/file.h"
 #include "configs/loader/checksummed_json.h"
+#include "data/corpus/manifest.h"
 #include "data/corpus/shard_file.h"
 #include "data/corpus/shard_format.h"
 
@@ -121,7 +122,7 @@ void RecordShards::write(const std::string& split, std::int64_t shard,
   CorpusManifest::Split& made = *manifest.add_split();
   made = empty_;
   const auto write_values = [&](CorpusManifest::Record& record, const std::vector<char>& values) {
-    const std::string file = fmt::format("{}-{}-{:05}.h5", split, record.name(), shard);
+    const std::string file = shard_file_name(split, record.name(), shard);
     *record.add_shard() = write_shard(folder_, file, record, values, nullptr);
   };
   if (!rows.values.empty()) {

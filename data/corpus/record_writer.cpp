@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "cluster/base/error.h"
+#include "data/corpus/manifest.h"
 #include "data/corpus/shard_file.h"
 #include "data/corpus/shard_format.h"
 
@@ -33,8 +34,7 @@ void RecordWriter::append(const void* rows, std::int64_t count) {
 }
 
 void RecordWriter::write_rows() {
-  const std::string file =
-      fmt::format("{}-{}-{:05}.h5", split_, entry_.name(), entry_.shard_size());
+  const std::string file = shard_file_name(split_, entry_.name(), entry_.shard_size());
   *entry_.add_shard() = write_shard(folder_, file, entry_, values_, nullptr);
   values_.clear();
 }

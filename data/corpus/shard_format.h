@@ -64,11 +64,13 @@ std::int64_t row_bytes(const Array& entry) {
   return bytes;
 }
 
-// Rows in a shard of a record of large rows, such as images: 64 MiB. A writer keeps a shard in
-// memory, and a reader reads its page table, 64 KiB, when it opens the shard. Readers keep 256
+// A shard of a record of large rows, such as images, has at most this size. A writer keeps a shard
+// in memory, and a reader reads its page table, 64 KiB, when it opens the shard. Readers keep 256
 // shards open, 16 GiB.
-inline std::int64_t shard_rows(const configs::CorpusManifest::Record& entry) {
-  return std::max<std::int64_t>(1, (64 << 20) / row_bytes(entry));
+inline constexpr std::int64_t kRecordShardBytes = 64 << 20;
+inline std::int64_t shard_rows(const configs::CorpusManifest::Record& entry,
+                               std::int64_t shard_bytes = kRecordShardBytes) {
+  return std::max<std::int64_t>(1, shard_bytes / row_bytes(entry));
 }
 
 }  // namespace birkhoff::shard_format

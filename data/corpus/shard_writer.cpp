@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "cluster/base/error.h"
+#include "data/corpus/manifest.h"
 #include "data/corpus/shard_file.h"
 #include "data/corpus/shard_format.h"
 
@@ -15,18 +16,33 @@ using configs::CorpusManifest;
 constexpr std::size_t kMaxShardDocuments = 1 << 20;
 
 template <typename Id>
-void narrow_into(const std::int32_t* ids, std::int64_t count, char* out) {
-  std::copy(ids, ids + count, reinterpret_cast<Id*>(out));
+void append_as(const std::vector<std::int32_t>& ids, std::vector<char>& values) {
+  const std::size_t at = values.size();
+  values.resize(at + ids.size() * sizeof(Id));
+  std::copy(ids.begin(), ids.end(), reinterpret_cast<Id*>(values.data() + at));
 }
 
 }  // namespace
 
+void append_ids(const std::vector<std::int32_t>& ids, CorpusManifest::Dtype dtype,
+                std::vector<char>& values) {
+  switch (shard_format::dtype_bytes(dtype)) {
+    case 1:
+      return append_as<std::uint8_t>(ids, values);
+    case 2:
+      return append_as<std::uint16_t>(ids, values);
+    default:
+      return append_as<std::int32_t>(ids, values);
+  }
+}
+
 StreamWriter::StreamWriter(std::string folder, std::string split, std::string stream,
-                           CorpusManifest::Dtype dtype, std::int64_t shard_tokens)
+                           CorpusManifest::Dtype dtype, std::int64_t shard_tokens, ShardShare share)
     : folder_(std::move(folder)),
       split_(std::move(split)),
       shard_tokens_(shard_tokens),
-      element_bytes_(shard_format::dtype_bytes(dtype)) {
+      element_bytes_(shard_format::dtype_bytes(dtype)),
+      share_(share) {
   require(dtype != CorpusManifest::f32, "dtype of token ids");
   entry_.set_name(std::move(stream));
   entry_.set_dtype(dtype);
@@ -35,19 +51,20 @@ StreamWriter::StreamWriter(std::string folder, std::string split, std::string st
 }
 
 void StreamWriter::append(const std::vector<std::int32_t>& ids) {
-  const auto total = static_cast<std::int64_t>(ids.size());
-  for (std::int64_t done = 0; done < total;) {
+  std::vector<char> values;
+  append_ids(ids, entry_.dtype(), values);
+  append_values(values);
+}
+
+void StreamWriter::append_values(std::span<const char> values) {
+  while (!values.empty()) {
     // A full shard is written only when the next token arrives, so that the end of a document is in
     // the shard of its last token.
     if (buffered() == shard_tokens_ || ends_.size() >= kMaxShardDocuments) write_tokens();
-    const std::int64_t count = std::min(total - done, shard_tokens_ - buffered());
-    const std::size_t at = values_.size();
-    values_.resize(at + static_cast<std::size_t>(count * element_bytes_));
-    const std::int32_t* from = ids.data() + done;
-    if (element_bytes_ == 1) narrow_into<std::uint8_t>(from, count, values_.data() + at);
-    if (element_bytes_ == 2) narrow_into<std::uint16_t>(from, count, values_.data() + at);
-    if (element_bytes_ == 4) narrow_into<std::int32_t>(from, count, values_.data() + at);
-    done += count;
+    const auto room = static_cast<std::size_t>((shard_tokens_ - buffered()) * element_bytes_);
+    const auto part = values.first(std::min(values.size(), room));
+    values_.insert(values_.end(), part.begin(), part.end());
+    values = values.subspan(part.size());
   }
 }
 
@@ -56,10 +73,15 @@ void StreamWriter::end_document() {
 }
 
 void StreamWriter::write_tokens() {
-  const std::string file =
-      fmt::format("{}-{}-{:05}.h5", split_, entry_.name(), entry_.shard_size());
-  const CorpusManifest::Shard shard = write_shard(folder_, file, entry_, values_, &ends_);
-  *entry_.add_shard() = shard;
+  const int number = entry_.shard_size();
+  CorpusManifest::Shard& shard = *entry_.add_shard();
+  if (number % share_.of == share_.rank) {
+    shard = write_shard(folder_, shard_file_name(split_, entry_.name(), number), entry_, values_,
+                        &ends_);
+  } else {
+    shard.set_elements(buffered());
+    shard.set_documents(std::ssize(ends_));
+  }
   entry_.set_elements(entry_.elements() + shard.elements());
   entry_.set_documents(entry_.documents() + shard.documents());
   values_.clear();

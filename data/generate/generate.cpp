@@ -82,11 +82,7 @@ class Generation {
     progress_.begin("generate", splits.back().end * images::kBytes);
     for (const SplitRows& rows : splits) {
       CorpusManifest::Split& split = add_split(manifest, rows);
-      CorpusManifest::Record image;
-      image.set_name("image");
-      image.set_dtype(CorpusManifest::u8);
-      for (const std::int64_t size : {images::kSide, images::kSide, images::kChannels})
-        image.add_shape(size);
+      CorpusManifest::Record image = image_record(images::kSide, images::kSide, images::kChannels);
       image.set_rows(rows.size());
       const std::int64_t shard_rows =
           options_.shard_images > 0 ? options_.shard_images : shard_format::shard_rows(image);
@@ -98,20 +94,18 @@ class Generation {
         auto* out = reinterpret_cast<std::uint8_t*>(values.data());
         for (std::int64_t row = begin; row < end; ++row, out += images::kBytes)
           images::make_image(options_.seed, row, out);
-        const Shard shard = write_shard(folder_, shard_file(rows, image.name(), i), image, values,
-                                        /*ends=*/nullptr);
+        const Shard shard = write_shard(folder_, shard_file_name(rows.name, image.name(), i), image,
+                                        values, /*ends=*/nullptr);
         report(std::ssize(values));
         return shard;
       });
       image.mutable_shard()->Assign(shards.begin(), shards.end());
       *split.add_record() = image;
 
-      CorpusManifest::Record label;
-      label.set_name("label");
-      label.set_dtype(CorpusManifest::u16);
+      std::vector<std::string> class_names;
       for (std::int64_t i = 0; i < images::kClasses; ++i)
-        label.add_class_name(fmt::format("class {}", i));
-      RecordWriter writer(folder_, rows.name, label, kLabelShardRows);
+        class_names.push_back(fmt::format("class {}", i));
+      RecordWriter writer(folder_, rows.name, label_record(class_names), kLabelShardRows);
       for (std::int64_t row = rows.begin; row < rows.end; ++row) {
         const std::uint16_t value = images::class_of(options_.seed, row);
         writer.append(&value, 1);
@@ -139,10 +133,6 @@ class Generation {
   }
 
  private:
-  static std::string shard_file(const SplitRows& rows, const std::string& array, std::int64_t i) {
-    return fmt::format("{}-{}-{:05}.h5", rows.name, array, i);
-  }
-
   std::vector<SplitRows> splits_of(std::int64_t all_train, std::int64_t all_valid) const {
     const auto scaled = [&](std::int64_t rows) {
       return std::max<std::int64_t>(1, std::llround(options_.scale * static_cast<double>(rows)));
@@ -195,7 +185,7 @@ class Generation {
       const std::int64_t begin = i * options_.shard_tokens;
       const std::int64_t end = std::min(begin + options_.shard_tokens, starts.back());
       const auto block = std::ranges::upper_bound(starts, begin) - starts.begin() - 1;
-      return make_text_shard(stream, shard_file(rows, stream.name(), i), text,
+      return make_text_shard(stream, shard_file_name(rows.name, stream.name(), i), text,
                              {rows.begin + block * kBlock, starts[static_cast<std::size_t>(block)]},
                              begin, end);
     });
@@ -262,9 +252,7 @@ const std::vector<std::string>& generated_names() {
 bool generate_corpus(const GenerationOptions& options,
                      const std::function<void(const PrepareProgress&)>& callback) {
   require(std::ranges::count(generated_names(), options.name) == 1, "the name of a data set");
-  CorpusManifest manifest;
-  manifest.set_format(shard_format::kManifestFormat);
-  manifest.set_version(shard_format::kManifestVersion);
+  CorpusManifest manifest = new_manifest();
   manifest.mutable_source()->set_options(
       fmt::format("generated {}, scale {}, seed {}", options.name, options.scale, options.seed));
   ProgressReports progress(callback, /*num_passes=*/1);

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include "cluster/base/error.h"
+#include "cluster/base/files/file.h"
 #include "cluster/base/text/plural.h"
 #include "data/corpus/corpus.h"
 
@@ -17,6 +18,24 @@ std::vector<InputPath> inputs_of(const PrepareOptions& options) {
   add(options.valid_paths, kValid);
   add(options.test_paths, kTest);
   return inputs;
+}
+
+void require_no_streams(const std::vector<InputPath>& inputs, const std::string& why) {
+  for (const InputPath& input : inputs) {
+    if (input.path == "-" || is_pipe(input.path)) fail(ExitCode::kUsage, "{}: {}", input.path, why);
+  }
+}
+
+bool agree_on_input(ProcessGroup& ranks, const std::string& input, bool is_finished,
+                    const char* what) {
+  const std::string first = ranks.broadcast_bytes(input + (is_finished ? "+" : "-"), 0, "input");
+  const std::string_view its_input = std::string_view(first).substr(0, first.size() - 1);
+  if (its_input != input) {
+    fail(ExitCode::kData,
+         "rank {} sees other {} than rank 0 ({}, not {}); give paths on a file system that all see",
+         ranks.rank(), what, input, its_input);
+  }
+  return first.back() == '+';
 }
 
 std::string shares_text(const PrepareOptions& options) {

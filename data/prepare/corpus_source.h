@@ -6,8 +6,9 @@
 #include <string>
 #include <vector>
 
+#include "cluster/base/collectives/process_group.h"
 #include "configs/schema/corpus_manifest.pb.h"
-#include "data/prepare/documents.h"
+#include "data/prepare/input/documents.h"
 #include "data/prepare/out_folder.h"
 #include "data/prepare/prepare.h"
 
@@ -15,6 +16,14 @@ namespace birkhoff {
 
 // All paths of the options, with their splits.
 std::vector<InputPath> inputs_of(const PrepareOptions& options);
+
+// Error(kUsage) about the first path that is standard input or a pipe, which is read once.
+void require_no_streams(const std::vector<InputPath>& inputs, const std::string& why);
+
+// Whether rank 0 says that the corpus is finished. Error(kData) if a rank's input is not rank 0's.
+// input: identifies it, in one line. what: "text", "images". Collective.
+bool agree_on_input(ProcessGroup& ranks, const std::string& input, bool is_finished,
+                    const char* what);
 
 // The shares of the splits, as the source records them: "valid 0.1, test given".
 std::string shares_text(const PrepareOptions& options);

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "cluster/base/files/file.h"
-#include "data/prepare/documents.h"
+#include "data/prepare/input/documents.h"
 #include "data/prepare/prepare_progress.h"
 
 namespace birkhoff {

@@ -1,31 +1,31 @@
 #include "data/prepare/prepare.h"
 
+#include <fmt/compile.h>
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <array>
+#include <iterator>
 #include <memory>
 #include <optional>
 
+#include "cluster/base/collectives/process_group.h"
 #include "cluster/base/error.h"
 #include "cluster/base/files/checksum.h"
 #include "cluster/base/files/file.h"
 #include "cluster/base/text/plural.h"
 #include "data/corpus/manifest.h"
-#include "data/corpus/record_writer.h"
-#include "data/corpus/shard_format.h"
-#include "data/corpus/shard_writer.h"
 #include "data/prepare/classes.h"
 #include "data/prepare/corpus_source.h"
-#include "data/prepare/documents.h"
+#include "data/prepare/input/documents.h"
+#include "data/prepare/input/split_overlap.h"
+#include "data/prepare/input/split_rule.h"
+#include "data/prepare/input/text_kind.h"
 #include "data/prepare/out_folder.h"
 #include "data/prepare/prepare_options.h"
 #include "data/prepare/prepare_progress.h"
-#include "data/prepare/split_overlap.h"
-#include "data/prepare/split_rule.h"
 #include "data/prepare/table.h"
-#include "data/prepare/text_counts.h"
-#include "data/prepare/text_kind.h"
+#include "data/prepare/text_encoder.h"
 #include "data/tokenizers/char_vocabulary.h"
 #include "data/tokenizers/sentencepiece_tokenizer.h"
 #include "data/tokenizers/tokenizer_file.h"
@@ -35,8 +35,6 @@ namespace birkhoff {
 namespace {
 
 using configs::CorpusManifest;
-
-constexpr char kStream[] = "tokens", kLabelRecord[] = "label", kUnknownRecord[] = "unknown";
 
 // Whether files hold several documents each.
 bool files_hold_many(const PrepareOptions& options) {
@@ -70,9 +68,11 @@ class TextHash {
  public:
   void begin(const Document& document) {
     // Lengths come first, so that no two inputs yield the same bytes.
-    add(fmt::format("{}:{} {}:{} {} {}\n", document.name.size(), document.name,
-                    document.label.size(), document.label, kSplitNames[document.split],
-                    document.bytes));
+    fmt::memory_buffer line;
+    fmt::format_to(std::back_inserter(line), FMT_COMPILE("{}:{} {}:{} {} {}\n"),
+                   document.name.size(), document.name, document.label.size(), document.label,
+                   kSplitNames[document.split], document.bytes);
+    add({line.data(), line.size()});
   }
   void add(std::string_view part) { hasher_.update(part.data(), part.size()); }
   std::string hex() const { return hasher_.hex_digest(); }
@@ -86,7 +86,7 @@ class Preparation {
  public:
   Preparation(const PrepareOptions& options, TokenizerKind kind, const OutFolder& folder,
               const std::vector<InputPath>& inputs, const InputScan& scan, const Classes& classes,
-              ProgressReports& progress)
+              ProgressReports& progress, ProcessGroup& ranks)
       : options_(options),
         kind_(kind),
         folder_(folder),
@@ -94,14 +94,12 @@ class Preparation {
         scan_(scan),
         classes_(classes),
         rule_(scan_, options.valid_fraction, options.test_fraction),
-        progress_(progress) {}
+        progress_(progress),
+        ranks_(ranks) {}
 
-  // known: the tokenizer, unless it is to be learned.
+  // known: the tokenizer, unless it is to be learned. Collective; the manifest is rank 0's.
   CorpusManifest run(const std::optional<KnownTokenizer>& known) {
-    set_tokenizer(known ? *known : learn_tokenizer());
-    manifest_.set_format(shard_format::kManifestFormat);
-    manifest_.set_version(shard_format::kManifestVersion);
-    encode();
+    encode(known ? *known : learned_tokenizer());
     return std::move(manifest_);
   }
 
@@ -140,7 +138,7 @@ class Preparation {
       }
     });
     if (now.hash != scan_.hash) fail_as_changed(scan_, now);
-    for (const SplitIndex split : {kTrain, kValid, kTest}) {
+    for (const SplitIndex split : kSplits) {
       if (bytes[split] > 0 || !rule_.has(split)) continue;
       fail_as_empty(split, inputs_.front().path,
                     fmt::format("{} of text in {}", counted(scan_.bytes, "byte"),
@@ -180,12 +178,24 @@ class Preparation {
     }
   }
 
+  // Rank 0 learns the tokenizer, whose content depends on all of the text.
+  KnownTokenizer learned_tokenizer() {
+    const bool is_first = ranks_.rank() == 0;
+    const KnownTokenizer learned = is_first ? learn_tokenizer() : KnownTokenizer{};
+    if (ranks_.size() == 1) return learned;
+    const std::string content = ranks_.broadcast_bytes(learned.content, 0, "tokenizer");
+    if (is_first) return learned;
+    return kind_ == TokenizerKind::kSentencePiece
+               ? sentencepiece_tokenizer(content, "the trained model")
+               : vocabulary_tokenizer(options_.tokenizer, content);
+  }
+
   void set_tokenizer(const KnownTokenizer& tokenizer) {
     auto& entry = *manifest_.mutable_tokenizer();
     if (tokenizer.kind != "bytes") {
       entry.set_file(tokenizer_file_name(tokenizer.kind));
       entry.set_hash(xxh3_hex(tokenizer.content.data(), tokenizer.content.size()));
-      write_file_durably(folder_.file(entry.file()), tokenizer.content);
+      if (ranks_.rank() == 0) write_file_durably(folder_.file(entry.file()), tokenizer.content);
     }
     entry.set_kind(tokenizer.kind);
     entry.set_vocabulary(tokenizer.vocabulary);
@@ -198,105 +208,29 @@ class Preparation {
     }
   }
 
-  void encode() {
+  void encode(const KnownTokenizer& known) {
+    set_tokenizer(known);
     const auto& entry = manifest_.tokenizer();
     const std::unique_ptr<Tokenizer> tokenizer =
-        load_tokenizer(entry.kind(), folder_.file(entry.file()), entry.vocabulary());
-    const CorpusManifest::Dtype dtype = shard_format::id_dtype(entry.vocabulary());
-    struct Output {
-      std::optional<StreamWriter> writer;
-      std::optional<RecordWriter> labels;  // of tables
-      std::optional<RecordWriter> unknown;
-      TextCounter counter;
-      bool has_tokens = false;  // the current document
-    };
-    std::array<Output, 3> outputs;
-    for (const SplitIndex split : {kTrain, kValid, kTest}) {
-      if (!rule_.has(split)) continue;
-      outputs[split].writer.emplace(folder_.path(), kSplitNames[split], kStream, dtype,
-                                    options_.shard_tokens);
-      const auto record = [&](const char* name, CorpusManifest::Dtype type) {
-        CorpusManifest::Record made;
-        made.set_name(name);
-        made.set_dtype(type);
-        return made;
-      };
-      if (options_.table) {
-        CorpusManifest::Record labels = record(kLabelRecord, CorpusManifest::u16);
-        for (const std::string& name : classes_.names()) labels.add_class_name(name);
-        outputs[split].labels.emplace(folder_.path(), kSplitNames[split], labels,
-                                      options_.shard_tokens);
-      }
-      outputs[split].unknown.emplace(folder_.path(), kSplitNames[split],
-                                     record(kUnknownRecord, CorpusManifest::u8),
-                                     options_.shard_tokens);
-    }
+        make_tokenizer(entry.kind(), known.content, folder_.file(entry.file()), entry.vocabulary());
+    TextEncoder::Options options{.folder = folder_.path(), .shard_tokens = options_.shard_tokens};
+    for (const SplitIndex split : kSplits) options.has_split[split] = rule_.has(split);
+    if (options_.table) options.class_names = &classes_.names();
+    TextEncoder encoder(*tokenizer, entry, options, ranks_);
     SplitOverlap overlap;
-    std::string lost;  // of the first part that the tokens do not give back
     const auto visit = [&](const Document& document, const DocumentPiece& piece,
                            std::string_view text, std::int64_t offset) {
-      Output& output = outputs[piece.split];
-      std::string unknown;
-      const auto ids = encoded(*tokenizer, document, text, offset, unknown);
-      output.counter.add(text);
       overlap.add(text);
-      const auto back = output.counter.add_tokens(*tokenizer, text, ids, unknown);
-      if (back && lost.empty()) {
-        lost = fmt::format("in {} of {}, {}", counted(text.size(), "byte"), document.shown_path,
-                           lost_text(text, *back));
-      }
-      output.writer->append(ids);
-      output.has_tokens |= !ids.empty();
-      output.unknown->append(unknown.data(), std::ssize(unknown));
+      encoder.add(piece.split, document, text, offset);
     };
     const auto end = [&](const Document& document, const DocumentPiece& piece) {
-      Output& output = outputs[piece.split];
-      if (!output.has_tokens && !entry.has_end_of_document()) {
-        fail(ExitCode::kData,
-             "{}: nothing but white space, for which the tokenizer has no token; leave it out",
-             document.shown_path);
-      }
-      output.has_tokens = false;
-      if (entry.has_end_of_document())
-        output.writer->append({static_cast<std::int32_t>(entry.end_of_document())});
-      output.writer->end_document();
-      output.counter.end_document();
+      const std::int64_t label = options_.table ? classes_.value_of(document) : 0;
       overlap.end_document(piece.split, document);
-      if (!output.labels) return;
-      const auto label = static_cast<std::uint16_t>(classes_.value_of(document));
-      output.labels->append(&label, 1);
+      encoder.end_document(piece.split, document, static_cast<std::uint16_t>(label));
     };
     pass("encode", entry.kind(), visit, end);
     for (const std::string& note : overlap.notes()) notes_.push_back(note);
-    for (const SplitIndex split : {kTrain, kValid, kTest}) {
-      if (!rule_.has(split)) continue;
-      auto& written = *manifest_.add_split();
-      written.set_name(kSplitNames[split]);
-      *written.add_stream() = outputs[split].writer->finish();
-      if (outputs[split].labels) *written.add_record() = outputs[split].labels->finish();
-      auto unknown = outputs[split].unknown->finish();
-      if (unknown.rows() > 0) *written.mutable_unknown_text() = std::move(unknown);
-      *written.mutable_counts() = outputs[split].counter.counts();
-      if (written.counts().changed_bytes() > 0) {
-        notes_.push_back(fmt::format(
-            "warning: split {}: the tokens do not restore parts with {} of its {}, so its metrics "
-            "per byte and per word are withheld: {}",
-            written.name(), written.counts().changed_bytes(),
-            counted(written.counts().bytes(), "byte"), lost));
-      }
-    }
-  }
-
-  // Adds the source location to errors: a vocabulary learned from other text may lack a character.
-  static std::vector<std::int32_t> encoded(const Tokenizer& tokenizer, const Document& document,
-                                           std::string_view text, std::int64_t offset,
-                                           std::string& unknown) {
-    try {
-      return tokenizer.encode(text, &unknown);
-    } catch (const Error& error) {
-      const std::string part = offset == 0 ? "" : fmt::format(", from byte {} on", offset);
-      fail(error.code(), "{}{}: {}", document.shown_path, part, error.what());
-    }
+    encoder.finish(manifest_, notes_);
   }
 
   const PrepareOptions& options_;
@@ -307,9 +241,10 @@ class Preparation {
   const Classes& classes_;
   SplitRule rule_;
   ProgressReports& progress_;
+  ProcessGroup& ranks_;
   std::vector<std::string> notes_;
   std::string text_hash_;
-  CorpusManifest manifest_;
+  CorpusManifest manifest_ = new_manifest();
 };
 
 // Paths are part of the hash of the input.
@@ -391,7 +326,11 @@ InputScan scan_documents(const PrepareOptions& options, const std::vector<InputP
 }  // namespace
 
 PrepareResult prepare_corpus(const PrepareOptions& given,
-                             const std::function<void(const PrepareProgress&)>& callback) {
+                             const std::function<void(const PrepareProgress&)>& callback,
+                             ProcessGroup* several) {
+  const std::unique_ptr<ProcessGroup> alone = make_single_group();
+  ProcessGroup& ranks = several == nullptr ? *alone : *several;
+  const bool is_first = ranks.rank() == 0;
   const TokenizerKind kind = tokenizer_kind(given);
   const PrepareOptions options = checked_options(given, kind);
   std::vector<InputPath> inputs = inputs_of(options);
@@ -409,16 +348,27 @@ PrepareResult prepare_corpus(const PrepareOptions& given,
          options.table ? "rows of a table" : "documents in one file");
   }
   ProgressReports progress(callback, (known ? 1 : 2) + (files_hold_many(options) ? 1 : 0));
-  folder.begin();
-  folder.clear();
-  folder.spool(inputs, progress);
+  if (is_first) {
+    folder.begin();
+    folder.clear();
+  }
+  if (ranks.size() == 1) {
+    folder.spool(inputs, progress);
+  } else {
+    require_no_streams(
+        inputs, "only one rank can read a pipe; give files or folders, or leave --ranks out");
+  }
   InputScan scan = for_each_document(inputs, folder.path(), [](const Document&) {});
   require_documents(scan, options, "text");
   PrepareResult result;
   result.empty_files = scan.empty_files;
   result.not_regular = scan.not_regular;
   const CorpusManifest::Source source = source_of(options, kind, known, scan);
-  if (folder.finished()) {
+  const bool is_finished =
+      agree_on_input(ranks, fmt::format("{}, input {}", source.options(), source.input_hash()),
+                     folder.finished(), "text");
+  if (is_finished && !is_first) return result;
+  if (is_finished) {
     require_same(
         folder, source, "text",
         "an earlier version made the corpus, which recorded their times and not their text",
@@ -431,8 +381,9 @@ PrepareResult prepare_corpus(const PrepareOptions& given,
     scan = scan_documents(options, inputs, folder, scan, classes, progress);
     require_documents(scan, options, "text");
     if (options.table) classes.finish(inputs.front().path);
-    Preparation preparation(options, kind, folder, inputs, scan, classes, progress);
+    Preparation preparation(options, kind, folder, inputs, scan, classes, progress, ranks);
     CorpusManifest manifest = preparation.run(known);
+    if (!is_first) return result;
     result.notes = preparation.notes();
     if (scan.empty_texts > 0) {
       result.notes.push_back(

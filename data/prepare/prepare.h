@@ -1,7 +1,7 @@
 // The making of a corpus folder from text. A file is a document or holds many of them
-// (data/prepare/text_source.h), or each row of a table is one. Each split gets its share of the
-// bytes of every input: small documents go to a split whole, larger ones are cut
-// (data/prepare/split_rule.h). See docs/corpus_format.md.
+// (data/prepare/input/text_source.h), or each row of a table is one. Each split gets its share of
+// the bytes of every input: small documents go to a split whole, larger ones are cut
+// (data/prepare/input/split_rule.h). See docs/corpus_format.md.
 #pragma once
 
 #include <cstdint>
@@ -10,10 +10,12 @@
 #include <string>
 #include <vector>
 
-#include "data/prepare/text_source.h"
+#include "data/prepare/input/text_source.h"
 #include "data/tokenizers/known_tokenizer.h"
 
 namespace birkhoff {
+
+class ProcessGroup;
 
 // The columns of tables: by name, or by number from 1.
 struct TableColumns {
@@ -84,7 +86,12 @@ struct PrepareResult {
 // folder that holds something else, which is not touched. Error(kData): text that the tokenizer
 // cannot encode, with file and byte, or a row that cannot be used, with file and line.
 // Error(kStorage): the file system failed. The manifest of the corpus holds its statistics.
+//
+// ranks: if not null, they divide the work; collective over them. The bytes are those of one rank.
+// All ranks read all of the text, so Error(kUsage) if a path is a pipe, and Error(kData) if they
+// see different files. A tokenizer is learned by rank 0 alone. The result is rank 0's.
 PrepareResult prepare_corpus(const PrepareOptions& options,
-                             const std::function<void(const PrepareProgress&)>& progress = {});
+                             const std::function<void(const PrepareProgress&)>& progress = {},
+                             ProcessGroup* ranks = nullptr);
 
 }  // namespace birkhoff

@@ -70,6 +70,7 @@ class TableReader {
            lines.place(), quoted(columns_.text), quoted(columns_.label));
     }
     if (columns_.header) line = lines.next();
+    PartOfFile part(file);
     std::string blank;  // the location of the first empty line, which may end the file
     for (; line; line = lines.next()) {
       if (line->empty()) {
@@ -81,7 +82,7 @@ class TableReader {
              blank);
       }
       split_at_tabs(*line, values_);
-      row(file, lines);
+      row(part, lines);
     }
   }
 
@@ -90,7 +91,7 @@ class TableReader {
 
  private:
   // The values of a row are in values_.
-  void row(const Document& file, const TextLines& lines) {
+  void row(PartOfFile& part, const TextLines& lines) {
     if (values_.size() != num_columns_) {
       fail(ExitCode::kData,
            "{}: the line has {}, line 1 has {}; columns are separated by tabs, which texts cannot "
@@ -113,11 +114,7 @@ class TableReader {
            "label column?",
            lines.place(), quoted(std::string(label)), label_ + 1);
     }
-    Document document = file;
-    document.shown_path = lines.place();
-    document.name = fmt::format("{}:{}", file.name, lines.number());
-    document.bytes = static_cast<std::int64_t>(text.size());
-    document.text = text;
+    Document& document = part.of(text, TextLines::kUnit, lines.number());
     document.label = label;
     document.is_whole = true;
     if (rows_.add(document)) visit_(document);

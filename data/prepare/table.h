@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "data/prepare/documents.h"
+#include "data/prepare/input/documents.h"
 #include "data/prepare/prepare.h"
 
 namespace birkhoff {

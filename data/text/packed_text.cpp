@@ -9,8 +9,8 @@ namespace birkhoff {
 using namespace std::string_view_literals;
 
 const std::array<Packing, kNumPackings> kPackings = {{
-    {"gzip data", "zcat", "\x1f\x8b"},
-    {"zstd data", "zstdcat", "\x28\xb5\x2f\xfd"},
+    {"gzip data", "zcat", kGzipStart},
+    {"zstd data", "zstdcat", kZstdStart},
     {"bzip2 data", "bzcat", "BZh91AY&SY"},
     {"xz data", "xzcat",
      "\xfd"

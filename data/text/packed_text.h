@@ -13,6 +13,9 @@ inline constexpr char kStandardInput[] = "standard input";  // the name of "-" i
 // The byte order mark that UTF-8 may begin with.
 inline constexpr std::string_view kUtf8Mark = "\xef\xbb\xbf";
 
+// The first bytes of gzip data (RFC 1952) and of zstd data (RFC 8878).
+inline constexpr std::string_view kGzipStart = "\x1f\x8b", kZstdStart = "\x28\xb5\x2f\xfd";
+
 struct Packing {
   const char* name;
   const char* reader;      // the command that prints the text of such a file

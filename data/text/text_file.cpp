@@ -16,7 +16,6 @@
 namespace birkhoff {
 namespace {
 
-constexpr std::string_view kGzipStart = "\x1f\x8b", kZstdStart = "\x28\xb5\x2f\xfd";
 constexpr std::size_t kBufferBytes = 1 << 16;
 
 }  // namespace

@@ -44,7 +44,7 @@ std::optional<std::string_view> TextLines::next() {
   return line;
 }
 
-std::string TextLines::place() const { return fmt::format("{}:{}", shown_path_, number_); }
+std::string TextLines::place() const { return fmt::format("{}{}{}", shown_path_, kUnit, number_); }
 
 bool TextLines::read_more() {
   buffer_.erase(0, begin_);

@@ -30,6 +30,7 @@ class TextLines {
 
   // The location of the line that next() has returned: "PATH:LINE".
   std::string place() const;
+  static constexpr std::string_view kUnit = ":";  // between path and number
   std::int64_t number() const { return number_; }
 
  private:

@@ -4,6 +4,8 @@
 #include <sentencepiece_trainer.h>
 
 #include <algorithm>
+#include <mutex>
+#include <span>
 #include <utility>
 
 #include "cluster/base/error.h"
@@ -11,7 +13,9 @@
 #include "cluster/base/random/philox.h"
 #include "cluster/base/text/utf8.h"
 #include "configs/loader/message_text.h"
+#include "data/tokenizers/byte_pairs.h"
 #include "data/tokenizers/tokenizer_file.h"
+#include "data/tokenizers/word_cache.h"
 
 namespace birkhoff {
 namespace {
@@ -33,23 +37,29 @@ Processor load(const std::string& content, const std::string& file) {
 
 class SubwordTokenizer final : public Tokenizer {
  public:
-  SubwordTokenizer(Processor processor, const std::string& file, std::int64_t vocabulary)
-      : Tokenizer(file, processor->GetPieceSize(), vocabulary), processor_(std::move(processor)) {}
+  SubwordTokenizer(Processor processor, const std::string& content, const std::string& file,
+                   std::int64_t vocabulary)
+      : Tokenizer(file, processor->GetPieceSize(), vocabulary),
+        processor_(std::move(processor)),
+        byte_pairs_(BytePairs::of(content)) {
+    for (int id = 0; id < processor_->GetPieceSize(); ++id) pieces_.push_back(piece_of(id));
+  }
 
   std::vector<std::int32_t> encode(std::string_view text,
                                    std::string* unknown_text) const override {
-    if (unknown_text == nullptr) {
-      std::vector<int> ids;
-      const auto status = processor_->Encode({text.data(), text.size()}, &ids);
-      require(status.ok(), "SentencePiece encodes any text");
-      return {ids.begin(), ids.end()};
-    }
-    const auto encoded = processor_->EncodeAsImmutableProto({text.data(), text.size()});
     std::vector<std::int32_t> ids;
-    ids.reserve(encoded.pieces_size());
-    for (const auto& piece : encoded.pieces()) {  // views of `encoded`
-      ids.push_back(static_cast<std::int32_t>(piece.id()));
-      if (ids.back() == processor_->unk_id()) *unknown_text += piece.surface() + kEndOfUnknown;
+    ids.reserve(text.size() / 2);
+    if (!byte_pairs_ || text.find(BytePairs::kSpace) != std::string_view::npos) {
+      encode_by_library(text, ids, unknown_text);
+      return ids;
+    }
+    const std::lock_guard lock(mutex_);
+    for (bool is_first = true; !text.empty(); is_first = false) {
+      std::string_view word = text.substr(0, byte_pairs_->word_length(text));
+      text.remove_prefix(word.size());
+      if (byte_pairs_->adds_space() && !is_first)
+        word.remove_prefix(1);  // the library adds it again
+      encode_word(word, ids, unknown_text);
     }
     return ids;
   }
@@ -71,22 +81,59 @@ class SubwordTokenizer final : public Tokenizer {
     return text;
   }
   std::optional<std::string> piece(std::int32_t id) const override {
+    return pieces_[static_cast<std::size_t>(id)];
+  }
+
+ private:
+  // Appends ids, and the text of unknown ones, of a text that is not empty.
+  void encode_by_library(std::string_view text, std::vector<std::int32_t>& ids,
+                         std::string* unknown_text) const {
+    std::vector<int> found;
+    const auto status = processor_->Encode({text.data(), text.size()}, &found);
+    require(status.ok(), "SentencePiece encodes any text");
+    ids.insert(ids.end(), found.begin(), found.end());
+    const bool has_unknown = std::ranges::find(found, processor_->unk_id()) != found.end();
+    if (unknown_text == nullptr || !has_unknown) return;
+    const auto encoded = processor_->EncodeAsImmutableProto({text.data(), text.size()});
+    for (const auto& piece : encoded.pieces()) {  // views of `encoded`
+      if (static_cast<int>(piece.id()) == processor_->unk_id())
+        *unknown_text += piece.surface() + kEndOfUnknown;
+    }
+  }
+
+  // The same for a word of a text.
+  void encode_word(std::string_view word, std::vector<std::int32_t>& ids,
+                   std::string* unknown_text) const {
+    if (const auto known = words_.find(word); !known.empty()) {
+      ids.insert(ids.end(), known.begin(), known.end());
+      return;
+    }
+    const auto begin = std::ssize(ids);
+    if (!byte_pairs_->encode(word, ids)) encode_by_library(word, ids, unknown_text);
+    const std::span of_word(ids.begin() + begin, ids.end());
+    if (std::ranges::find(of_word, processor_->unk_id()) == of_word.end())
+      words_.add(word, of_word);
+  }
+
+  std::optional<std::string> piece_of(std::int32_t id) const {
     if (processor_->IsUnknown(id)) return std::nullopt;
     if (processor_->IsControl(id)) return "";
     if (const std::optional<char> byte = byte_of(id)) return std::string(1, *byte);
-    constexpr std::string_view kSpace = "\u2581";
     const std::string& marked = processor_->IdToPiece(id);
     std::string text;
     for (std::size_t at = 0; at < marked.size();) {
-      const bool space = marked.compare(at, kSpace.size(), kSpace) == 0;
+      const bool space = marked.compare(at, BytePairs::kSpace.size(), BytePairs::kSpace) == 0;
       text += space ? ' ' : marked[at];
-      at += space ? kSpace.size() : 1;
+      at += space ? BytePairs::kSpace.size() : 1;
     }
     return text;
   }
 
- private:
   const Processor processor_;
+  const std::optional<BytePairs> byte_pairs_;
+  std::vector<std::optional<std::string>> pieces_;  // by id
+  mutable std::mutex mutex_;                        // of words_
+  mutable WordCache words_;                         // without unknown ids
 };
 
 class LineIterator final : public sentencepiece::SentenceIterator {
@@ -107,7 +154,7 @@ class LineIterator final : public sentencepiece::SentenceIterator {
 std::unique_ptr<Tokenizer> make_sentencepiece_tokenizer(const std::string& content,
                                                         const std::string& file,
                                                         std::int64_t vocabulary) {
-  return std::make_unique<SubwordTokenizer>(load(content, file), file, vocabulary);
+  return std::make_unique<SubwordTokenizer>(load(content, file), content, file, vocabulary);
 }
 
 SentencePieceModel check_sentencepiece_model(const std::string& content, const std::string& file) {

@@ -62,22 +62,28 @@ std::optional<std::string> Tokenizer::text_of(std::int32_t id) const {
   return id < num_pieces_ ? piece(id) : "";
 }
 
+std::unique_ptr<Tokenizer> make_tokenizer(const std::string& kind, const std::string& content,
+                                          const std::string& file, std::int64_t vocabulary) {
+  if (kind == "bytes") return std::make_unique<ByteTokenizer>(vocabulary);
+  if (kind == "chars") return make_char_tokenizer(content, file, vocabulary);
+  if (kind == "words" || kind == "whitespace")
+    return make_word_tokenizer(content, file, vocabulary);
+  if (kind == "sentencepiece") {
+    check_sentencepiece_model(content, file);  // the hashes of a forged folder match
+    return make_sentencepiece_tokenizer(content, file, vocabulary);
+  }
+  fail(ExitCode::kData,
+       "{}: tokenizer kind '{}' is not bytes, chars, words, whitespace or sentencepiece", file,
+       kind);
+}
+
 std::unique_ptr<Tokenizer> load_tokenizer(const std::string& kind,
                                           const std::filesystem::path& file,
                                           std::int64_t vocabulary) {
-  if (kind == "bytes") return std::make_unique<ByteTokenizer>(vocabulary);
   const std::string path = file.string();
-  const std::string content = read_file(path, kTokenizerMaxBytes, ExitCode::kData);
-  if (kind == "chars") return make_char_tokenizer(content, path, vocabulary);
-  if (kind == "words" || kind == "whitespace")
-    return make_word_tokenizer(content, path, vocabulary);
-  if (kind == "sentencepiece") {
-    check_sentencepiece_model(content, path);  // the hashes of a forged folder match
-    return make_sentencepiece_tokenizer(content, path, vocabulary);
-  }
-  fail(ExitCode::kData,
-       "{}: tokenizer kind '{}' is not bytes, chars, words, whitespace or sentencepiece", path,
-       kind);
+  const std::string content =
+      kind == "bytes" ? "" : read_file(path, kTokenizerMaxBytes, ExitCode::kData);
+  return make_tokenizer(kind, content, path, vocabulary);
 }
 
 }  // namespace birkhoff

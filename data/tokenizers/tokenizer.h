@@ -50,8 +50,11 @@ class Tokenizer {
   std::int64_t num_pieces_, vocabulary_;
 };
 
-// kind: bytes, chars, words, whitespace, sentencepiece; file: its vocabulary or model (unused for
-// bytes). A damaged file: Error(kData).
+// kind: bytes, chars, words, whitespace, sentencepiece; content: of the file of its vocabulary or
+// model (unused for bytes), `file` in messages. Damaged content: Error(kData).
+std::unique_ptr<Tokenizer> make_tokenizer(const std::string& kind, const std::string& content,
+                                          const std::string& file, std::int64_t vocabulary);
+// The same from a file.
 std::unique_ptr<Tokenizer> load_tokenizer(const std::string& kind,
                                           const std::filesystem::path& file,
                                           std::int64_t vocabulary);

@@ -281,9 +281,7 @@ void make_sparse_corpus(const fs::path& folder) {
   table.back() = crc32c(page.data(), static_cast<std::size_t>(last_bytes));
   const std::size_t table_bytes = table.size() * sizeof table[0];
 
-  CorpusManifest manifest;
-  manifest.set_format(shard_format::kManifestFormat);
-  manifest.set_version(shard_format::kManifestVersion);
+  CorpusManifest manifest = new_manifest();
   manifest.mutable_tokenizer()->set_kind("bytes");
   manifest.mutable_tokenizer()->set_vocabulary(256);
   auto& split = *manifest.add_split();
@@ -303,7 +301,7 @@ void make_sparse_corpus(const fs::path& folder) {
   shard_file.close();
   for (std::int64_t i = 0; i < kManyShards; ++i) {
     auto& shard = *stream.add_shard();
-    shard.set_file(fmt::format("train-tokens-{:05}.h5", i));
+    shard.set_file(shard_file_name("train", "tokens", i));
     fs::create_hard_link(one, folder / shard.file());
     shard.set_hash(std::string(32, '0'));
     shard.set_bytes(bytes + static_cast<std::int64_t>(table_bytes));

@@ -14,7 +14,7 @@
 #include "cluster/base/files/file.h"
 #include "cluster/base/text/plural.h"
 #include "cluster/base/text/utf8.h"
-#include "data/prepare/documents.h"
+#include "data/prepare/input/documents.h"
 #include "data/text/text_lines.h"
 #include "launcher/commands.h"
 #include "launcher/output.h"

@@ -225,29 +225,20 @@ PrepareOptions prepare_options(const PrepareArguments& arguments, std::ostream& 
   return options;
 }
 
-// The arguments about records as a command line, without --ranks.
+// The command line of a rank. Each text has its option, so that none is taken for another one's.
 std::vector<std::string> command_line(const PrepareArguments& arguments,
                                       const PrepareOptions& options) {
-  std::vector<std::string> line = {"prepare", "--out", arguments.out,
-                                   arguments.images ? "--images" : "--points"};
-  if (!arguments.image_size.empty())
-    line.insert(line.end(), {"--image-size", arguments.image_size});
-  if (arguments.channels != 0)
-    line.insert(line.end(), {"--channels", std::to_string(arguments.channels)});
-  if (arguments.unlabeled) line.emplace_back("--unlabeled");
-  if (arguments.skip_damaged) line.emplace_back("--skip-damaged");
-  if (!arguments.like.empty()) line.insert(line.end(), {"--like", arguments.like});
-  const auto add = [&](const char* option, const std::vector<std::string>& values) {
-    if (!values.empty()) line.emplace_back(option);
-    line.insert(line.end(), values.begin(), values.end());
+  std::vector<std::string> line = {"prepare"};
+  line.insert(line.end(), arguments.for_ranks.begin(), arguments.for_ranks.end());
+  const auto add = [&](const std::string& option, const std::vector<std::string>& values) {
+    for (const std::string& value : values) line.push_back(option + "=" + value);
   };
-  const auto add_held_out = [&](const char* option, const std::vector<std::string>& paths,
+  const auto add_held_out = [&](const std::string& option, const std::vector<std::string>& paths,
                                 double fraction) {
     const bool is_given = std::any_of(arguments.texts.begin(), arguments.texts.end(),
                                       [&](const auto& text) { return text.option == option; });
     if (is_given) add(option, paths.empty() ? std::vector{fmt::format("{}", fraction)} : paths);
   };
-  // First, because a path after a fraction would be a PATH.
   add("--train", options.paths);
   add_held_out("--valid", options.valid_paths, options.valid_fraction);
   add_held_out("--test", options.test_paths, options.test_fraction);
@@ -265,7 +256,8 @@ void prepare_and_describe(const PrepareOptions& options, const Records& records,
     if (is_first) lines.emplace(err);
     const auto show = [&](const PrepareProgress& progress) {
       if (signals != nullptr && signals->received() != 0) {
-        fail(ExitCode::kRequeue, "stopped on request; run the same command to continue");
+        fail(ExitCode::kRequeue, "stopped on request; run the same command {}",
+             std::holds_alternative<std::monostate>(records) ? "to start over" : "to continue");
       }
       if (lines) lines->show(progress_line(progress));
     };
@@ -274,7 +266,7 @@ void prepare_and_describe(const PrepareOptions& options, const Records& records,
     } else if (const auto* points = std::get_if<PointOptions>(&records)) {
       result = prepare_points(options, *points, show, ranks);
     } else {
-      result = prepare_corpus(options, show);
+      result = prepare_corpus(options, show, ranks);
     }
   }
   if (!is_first) return;
@@ -293,7 +285,7 @@ void prepare_and_describe(const PrepareOptions& options, const Records& records,
 }  // namespace
 
 int prepare_command(const PrepareArguments& arguments, std::ostream& out, std::ostream& err) {
-  const int ranks = makes_records(arguments) ? ranks_to_run_on(arguments.ranks) : 1;
+  const int ranks = ranks_to_run_on(arguments.ranks);
   Records records;
   PrepareOptions options;
   const auto check = [&] {

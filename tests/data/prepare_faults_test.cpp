@@ -17,7 +17,7 @@
 #include "data/corpus/corpus.h"
 #include "data/corpus/shard_reader.h"
 #include "data/corpus/verify.h"
-#include "data/prepare/documents.h"
+#include "data/prepare/input/documents.h"
 #include "data/prepare/text_counts.h"
 #include "tests/data/helpers.h"
 #include "tests/data/prepare_helpers.h"

@@ -8,7 +8,7 @@
 #include <set>
 
 #include "data/corpus/verify.h"
-#include "data/prepare/split_rule.h"
+#include "data/prepare/input/split_rule.h"
 #include "tests/data/helpers.h"
 #include "tests/data/prepare_helpers.h"
 

@@ -1,5 +1,5 @@
 // Prepare of documents that are not plain UTF-8: their handling and reports.
-#include "data/prepare/text_kind.h"
+#include "data/prepare/input/text_kind.h"
 #include "data/corpus/verify.h"
 
 #include <gmock/gmock.h>

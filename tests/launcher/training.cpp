@@ -28,8 +28,11 @@ std::string content(const fs::path& path) {
 // The arguments of a process, each ended by a zero byte.
 std::string arguments_of(pid_t pid) { return content("/proc/" + std::to_string(pid) + "/cmdline"); }
 
+// As an argument of its own, or as the value of an option.
 bool holds_argument(const std::string& arguments, const std::string& argument) {
-  return ('\0' + arguments).find('\0' + argument + '\0') != std::string::npos;
+  const std::string all = '\0' + arguments;
+  return all.find('\0' + argument + '\0') != std::string::npos ||
+         all.find('=' + argument + '\0') != std::string::npos;
 }
 
 bool is_zombie(pid_t pid) {
@@ -90,23 +93,23 @@ metrics { every: 1 }
 )";
 }
 
-std::vector<pid_t> processes_of(const fs::path& run) {
+std::vector<pid_t> processes_of(const fs::path& run, const std::string& command) {
   std::vector<pid_t> found;
   for (const auto& entry : fs::directory_iterator("/proc")) {
     const std::string name = entry.path().filename().string();
     if (name.find_first_not_of("0123456789") != std::string::npos) continue;
     const pid_t pid = std::stoi(name);
     const std::string arguments = arguments_of(pid);
-    if (holds_argument(arguments, run.string()) && holds_argument(arguments, "train") &&
+    if (holds_argument(arguments, run.string()) && holds_argument(arguments, command) &&
         !is_zombie(pid))
       found.push_back(pid);
   }
   return found;
 }
 
-std::vector<pid_t> ranks_of(const fs::path& run) {
+std::vector<pid_t> ranks_of(const fs::path& run, const std::string& command) {
   std::vector<pid_t> found;
-  for (const pid_t pid : processes_of(run)) {
+  for (const pid_t pid : processes_of(run, command)) {
     if (rank_of(pid) >= 0) found.push_back(pid);
   }
   return found;
@@ -173,8 +176,8 @@ bool wait_for_handler(Child& child, int signal) {
   return caught();
 }
 
-bool wait_until_none(const fs::path& run, std::chrono::seconds limit) {
-  return wait_until([&] { return processes_of(run).empty(); }, limit);
+bool wait_until_none(const fs::path& run, std::chrono::seconds limit, const std::string& command) {
+  return wait_until([&] { return processes_of(run, command).empty(); }, limit);
 }
 
 std::vector<std::string> checkpoint_names(const fs::path& run) {

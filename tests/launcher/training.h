@@ -18,10 +18,12 @@ inline constexpr int kSteps = 300;
 // Configuration of a model that takes milliseconds per step, on `corpus` in the working directory.
 std::string tiny_training();
 
-// Processes that train in the run folder: ranks_of() returns the ranks that mpirun started,
-// processes_of() all processes, with mpirun and supervisor.
-std::vector<pid_t> ranks_of(const std::filesystem::path& run);
-std::vector<pid_t> processes_of(const std::filesystem::path& run);
+// Processes that train in the run folder, or run another command whose argument the folder is:
+// ranks_of() returns the ranks that mpirun started, processes_of() all processes, with mpirun and
+// supervisor.
+std::vector<pid_t> ranks_of(const std::filesystem::path& run, const std::string& command = "train");
+std::vector<pid_t> processes_of(const std::filesystem::path& run,
+                                const std::string& command = "train");
 // The mpirun that started its ranks; -1 if there is none.
 pid_t mpirun_of(const std::filesystem::path& run);
 // The process to which mpirun gave this rank. If there is none, fails the test and returns -1.
@@ -37,8 +39,9 @@ bool wait_for_step(Child& child, const std::filesystem::path& run, int step);
 // Waits until the process has a handler for the signal. Returns false if it ends before, or after a
 // minute.
 bool wait_for_handler(Child& child, int signal);
-// Waits until nothing trains in the folder. Returns false after `limit`.
-bool wait_until_none(const std::filesystem::path& run, std::chrono::seconds limit);
+// Waits until processes_of() is empty. Returns false after `limit`.
+bool wait_until_none(const std::filesystem::path& run, std::chrono::seconds limit,
+                     const std::string& command = "train");
 
 // The files of parameters and optimizer state in the run's newest checkpoint: content by name.
 std::map<std::string, std::string> final_state(const std::filesystem::path& run);

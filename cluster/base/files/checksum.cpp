@@ -155,6 +155,10 @@ std::string Xxh3Hasher::hex_digest() const {
   return fmt::format("{:016x}{:016x}", hash.high64, hash.low64);
 }
 
+std::uint64_t xxh3_high(const void* data, std::size_t num_bytes) {
+  return XXH3_128bits(data, num_bytes).high64;
+}
+
 std::string xxh3_hex(const void* data, std::size_t num_bytes) {
   Xxh3Hasher hasher;
   hasher.update(data, num_bytes);

@@ -36,6 +36,8 @@ class Xxh3Hasher {
 std::string xxh3_hex(const void* data, std::size_t num_bytes);
 // The digest of a whole file.
 std::string xxh3_hex(const File& file);
+// The number that the first 16 digits of xxh3_hex() are.
+std::uint64_t xxh3_high(const void* data, std::size_t num_bytes);
 // XXH3-64 with seed 0.
 std::uint64_t xxh3_64(const void* data, std::size_t num_bytes);
 

@@ -80,11 +80,7 @@ void ImageInput::require_shape(const std::string& what, const ImageShape& shape)
 
 configs::CorpusManifest::Record ImageInput::record() const {
   const auto& [size, channels] = shape();
-  configs::CorpusManifest::Record record;
-  record.set_name("image");
-  record.set_dtype(configs::CorpusManifest::u8);
-  for (const std::int64_t side : {size.rows, size.columns, std::int64_t{channels}})
-    record.add_shape(side);
+  configs::CorpusManifest::Record record = image_record(size.rows, size.columns, channels);
   if (options_.form.size) {
     record.set_resized(
         fmt::format("to cover {} by the triangle filter, cropped at the center", size_text(size)));

@@ -16,11 +16,11 @@
 #include "data/corpus/shard_format.h"
 #include "data/prepare/classes.h"
 #include "data/prepare/corpus_source.h"
-#include "data/prepare/documents.h"
+#include "data/prepare/input/documents.h"
+#include "data/prepare/input/split_rule.h"
 #include "data/prepare/out_folder.h"
 #include "data/prepare/prepare_options.h"
 #include "data/prepare/prepare_progress.h"
-#include "data/prepare/split_rule.h"
 
 namespace birkhoff {
 namespace {
@@ -62,9 +62,10 @@ class RecordPreparation {
         progress_(progress),
         rule_(input.scan(), options.valid_fraction, options.test_fraction),
         row_bytes_(shard_format::row_bytes(input.record())),
-        shard_rows_(std::clamp<std::int64_t>(records.shard_bytes / row_bytes_, 1, kMaxShardRows)),
+        shard_rows_(std::min(shard_format::shard_rows(input.record(), records.shard_bytes),
+                             kMaxShardRows)),
         shards_(folder.path(), identity_of(source, input, classes), input.record(),
-                label_record()) {
+                labels_entry()) {
     if (rank_of(ranks_) == 0) folder.clear(shards_.resume());
     if (ranks_ == nullptr) return;
     shards_.set_finished(ranks_->broadcast_bytes(shards_.finished(), 0, "finished shards"));
@@ -80,17 +81,15 @@ class RecordPreparation {
            "the input changed while it was read ({}, then {}); start the command again",
            counted_rows(input_, input_.scan().documents), counted_rows(input_, now.documents));
     }
-    for (const SplitIndex split : {kTrain, kValid, kTest}) {
+    for (const SplitIndex split : kSplits) {
       if (!ranges_[split].wanted.empty()) finish(split);
     }
     progress_.end(true);
-    CorpusManifest manifest;
+    CorpusManifest manifest = new_manifest();
     if (ranks_ != nullptr) ranks_->barrier("all shards are written");
     if (rank_of(ranks_) != 0) return manifest;
-    manifest.set_format(shard_format::kManifestFormat);
-    manifest.set_version(shard_format::kManifestVersion);
     *manifest.mutable_source() = source_;
-    for (const SplitIndex split : {kTrain, kValid, kTest}) {
+    for (const SplitIndex split : kSplits) {
       if (!rule_.has(split)) continue;
       *manifest.add_split() = shards_.split(kSplitNames[split], ranges_[split].shard, damages_);
       if (manifest.split().rbegin()->counts().documents() == 0) {
@@ -114,13 +113,8 @@ class RecordPreparation {
     std::vector<std::int64_t> shares;  // of the bytes
   };
 
-  std::optional<CorpusManifest::Record> label_record() const {
-    if (!input_.has_classes()) return std::nullopt;
-    CorpusManifest::Record record;
-    record.set_name("label");
-    record.set_dtype(CorpusManifest::u16);
-    for (const std::string& name : classes_.names()) record.add_class_name(name);
-    return record;
+  std::optional<CorpusManifest::Record> labels_entry() const {
+    return input_.has_classes() ? std::optional(label_record(classes_.names())) : std::nullopt;
   }
 
   SplitIndex split_of(const InputRow& row) { return rule_.pieces(row.document).front().split; }
@@ -229,13 +223,9 @@ PrepareResult prepare_records(
   const PrepareOptions options = checked_paths(given);
   const std::vector<InputPath> inputs = inputs_of(options);
   OutFolder folder(options.out);
-  for (const InputPath& input : inputs) {
-    if (input.path == "-" || is_pipe(input.path)) {
-      fail(ExitCode::kUsage, "{}: {} cannot come through a pipe; give files or folders", input.path,
-           nouns.rows);
-    }
-    folder.require_outside(input.path);
-  }
+  require_no_streams(
+      inputs, fmt::format("{} cannot come through a pipe; give files or folders", nouns.rows));
+  for (const InputPath& input : inputs) folder.require_outside(input.path);
   ProgressReports progress(callback, 1);
   const bool is_first = rank_of(ranks) == 0;
   if (is_first) folder.begin();
@@ -259,18 +249,10 @@ PrepareResult prepare_records(
          counted(std::ssize(options.class_names), "class", "classes"));
   }
   const CorpusManifest::Source source = source_of(options, records, input);
-  bool is_finished = folder.finished();
-  if (ranks != nullptr) {
-    const std::string mine = identity_of(source, input, classes);
-    const std::string first = ranks->broadcast_bytes(mine + (is_finished ? "+" : "-"), 0, "input");
-    if (first.substr(0, first.size() - 1) != mine) {
-      fail(ExitCode::kData,
-           "rank {} sees other {} than rank 0 ({}, not {}); give paths on a file system that all "
-           "see",
-           ranks->rank(), nouns.rows, mine, first.substr(0, first.size() - 1));
-    }
-    is_finished = first.back() == '+';
-  }
+  const bool is_finished = ranks == nullptr
+                               ? folder.finished()
+                               : agree_on_input(*ranks, identity_of(source, input, classes),
+                                                folder.finished(), nouns.rows);
   if (is_finished && is_first) {
     require_same(folder, source, nouns.rows,
                  fmt::format("of {} only the times are recorded", nouns.rows),

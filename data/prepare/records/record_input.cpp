@@ -54,7 +54,7 @@ void RecordInput::find() {
 }
 
 InputScan RecordInput::for_each(const std::function<void(const InputRow&)>& visit) {
-  InputScan rows;
+  DocumentCounts counts;
   Xxh3Hasher hasher;
   const InputScan files = for_each_document(
       context_.inputs, context_.folder.path(),
@@ -63,11 +63,10 @@ InputScan RecordInput::for_each(const std::function<void(const InputRow&)>& visi
         if (is_finding_) context_.progress.add(file.bytes);
         if (held == nullptr) return;
         add_companion(file, *held, hasher);
-        visit_rows(file, *held, rows, visit);
+        visit_rows(file, *held, counts, visit);
       },
       EmptyFiles::kVisit);
-  rows.input_bytes.resize(files.input_bytes.size());
-  rows.not_regular = files.not_regular;
+  InputScan rows = counts.scan(files);
   hasher.update(files.hash.data(), files.hash.size());
   rows.hash = hasher.hex_digest();
   return rows;
@@ -113,30 +112,26 @@ void RecordInput::add_companion(const Document& file, const FileRows& held,
   const std::string path = companion(file, held);
   struct stat info;
   if (path.empty() || !find_status(path, /*follow_links=*/true, &info)) return;
-  const std::string entry = fmt::format("{} {} {}.{:09}\n", file.name, info.st_size,
-                                        info.st_mtim.tv_sec, info.st_mtim.tv_nsec);
+  const std::string entry =
+      fmt::format("{} {} {}\n", file.name, info.st_size, modification_time(info));
   hasher.update(entry.data(), entry.size());
 }
 
-void RecordInput::visit_rows(const Document& file, const FileRows& held, InputScan& rows,
+void RecordInput::visit_rows(const Document& file, const FileRows& held, DocumentCounts& counts,
                              const std::function<void(const InputRow&)>& visit) const {
-  const auto input = static_cast<std::size_t>(file.input);
-  if (input >= rows.input_bytes.size()) rows.input_bytes.resize(input + 1);
-  rows.documents += held.rows;
-  rows.bytes += held.rows;
-  rows.documents_of[file.split] += held.rows;
-  rows.input_bytes[input] += held.rows;
   Document document = file;
   document.bytes = 1;
   document.is_whole = true;
   const std::string folder = folder_of(file);
   if (held.is_row) {
     if (has_classes()) document.label = folder;
+    counts.add(document);
     return visit({document, {file.path, -1}, file.bytes});
   }
   for (std::int64_t i = 0; i < held.rows; ++i) {
     document.name = fmt::format("{}:{}", file.name, i);
     document.shown_path = fmt::format("{}:{}", file.shown_path, i);
+    counts.add(document);
     const auto up_to = [&](std::int64_t end) { return file.bytes * end / held.rows; };
     visit({document, {file.path, i}, up_to(i + 1) - up_to(i)});
   }

@@ -13,8 +13,9 @@
 #include "cluster/base/files/checksum.h"
 #include "configs/schema/corpus_manifest.pb.h"
 #include "data/corpus/record_shards.h"
+#include "data/corpus/shard_format.h"
 #include "data/prepare/classes.h"
-#include "data/prepare/documents.h"
+#include "data/prepare/input/documents.h"
 #include "data/prepare/out_folder.h"
 #include "data/prepare/prepare_progress.h"
 
@@ -24,7 +25,7 @@ namespace birkhoff {
 struct RecordOptions {
   bool labels = true;                   // take those of the input, if it has any
   bool skip_damaged = false;            // and count them; else the first one ends the command
-  std::int64_t shard_bytes = 64 << 20;  // maximum size of a shard, unless it has a single row
+  std::int64_t shard_bytes = shard_format::kRecordShardBytes;  // at most, or a single row
 };
 
 // The nouns of messages.
@@ -131,7 +132,7 @@ class RecordInput {
 
  private:
   void add_companion(const Document& file, const FileRows& held, Xxh3Hasher& hasher) const;
-  void visit_rows(const Document& file, const FileRows& held, InputScan& rows,
+  void visit_rows(const Document& file, const FileRows& held, DocumentCounts& counts,
                   const std::function<void(const InputRow&)>& visit) const;
 
   const RecordOptions& options_;

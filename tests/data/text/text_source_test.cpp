@@ -1,5 +1,5 @@
 // Text as it lies around: compressed files, and files that hold many documents.
-#include "data/prepare/text_source.h"
+#include "data/prepare/input/text_source.h"
 
 #include <fmt/format.h>
 #include <gmock/gmock.h>
@@ -9,7 +9,7 @@
 #include <nlohmann/json.hpp>
 
 #include "data/corpus/verify.h"
-#include "data/prepare/split_overlap.h"
+#include "data/prepare/input/split_overlap.h"
 #include "data/text/text_file.h"
 #include "tests/data/helpers.h"
 #include "tests/data/prepare_helpers.h"

@@ -1,43 +1,85 @@
-// `birkhoff prepare --images` on ranks: the same bytes as one process, and continued after a stop.
+// `birkhoff prepare` on ranks: the same bytes as one process, also after stops and kills.
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <chrono>
 #include <csignal>
+#include <random>
 #include <thread>
 
 #include "tests/data/images/image_files.h"
 #include "tests/launcher/bad_input/damage.h"
 #include "tests/launcher/child.h"
+#include "tests/launcher/training.h"
 
 namespace birkhoff {
 namespace {
 
+using std::chrono::milliseconds;
 using testing::HasSubstr;
 
-class PrepareOnRanks : public testing::Test {
+// An input, and the options to prepare it.
+struct Input {
+  const char* name;
+  std::string options;
+};
+
+void PrintTo(const Input& input, std::ostream* out) { *out << input.name; }
+
+// The working directory holds the input `in` and `one`, the corpus that one process makes of it.
+class PrepareOnRanks : public testing::TestWithParam<Input> {
  protected:
+  static void SetUpTestSuite() { folder_ = new TemporaryFolder("birkhoff_prepare_ranks"); }
+  static void TearDownTestSuite() {
+    delete folder_;
+    folder_ = nullptr;
+  }
   PrepareOnRanks() {
-    std::filesystem::current_path(folder_.path());
-    std::vector<Image> images;
-    std::vector<std::int64_t> labels;
-    for (int i = 0; i < 6000; ++i) {
-      images.push_back(pattern(64, 64, 3, i));
-      labels.push_back(i % 5);
-    }
-    write_bytes("in/a.npz", npz_of(images, labels, /*deflated=*/true));
-    images.resize(1500);
-    labels.resize(1500);
-    write_bytes("in/b.npz", npz_of(images, labels));
+    const std::filesystem::path own = folder_->path() / GetParam().name;
+    const bool is_new = std::filesystem::create_directory(own);
+    std::filesystem::current_path(own);
+    if (!is_new) return;
+    make_input();
+    expect_done(run_child(prepare("one", "")));
   }
   ~PrepareOnRanks() override { std::filesystem::current_path("/"); }
 
-  static Command prepare(const std::string& out, const std::string& options) {
-    return {.line = birkhoff_line(
-                split_line("prepare --images --valid 0.2 in --out " + out + " " + options))};
+  static void make_input() {
+    if (is_images()) {
+      std::vector<Image> images;
+      std::vector<std::int64_t> labels;
+      for (int i = 0; i < 6000; ++i) {
+        images.push_back(pattern(64, 64, 3, i));
+        labels.push_back(i % 5);
+      }
+      write_bytes("in/a.npz", npz_of(images, labels, /*deflated=*/true));
+      images.resize(1500);
+      labels.resize(1500);
+      write_bytes("in/b.npz", npz_of(images, labels));
+      return;
+    }
+    std::mt19937 random(1);
+    std::string text;
+    while (text.size() < 12'000'000) {
+      for (int i = 0; i < 20; ++i) text += fmt::format("{} ", random() % 2000 * (random() % 2000));
+      text += "end.\n";
+    }
+    write_bytes("in/large.txt", text);
+    for (int i = 0; i < 20; ++i)
+      write_bytes(fmt::format("in/{}.txt", i), fmt::format("text {}\nof a small file\n", i));
+  }
+
+  static bool is_images() { return std::string(GetParam().name) == "Images"; }
+
+  static Command prepare(const std::string& out, const std::string& options,
+                         const std::string& input = "in") {
+    return {.line = birkhoff_line(split_line(fmt::format(
+                "prepare {} {} --out {} {}", GetParam().options, input, out, options)))};
   }
   static void expect_done(const Finished& finished) {
     EXPECT_EQ(finished.code, 0) << finished.err;
-    EXPECT_THAT(finished.out, HasSubstr("image: "));
+    EXPECT_THAT(finished.out, HasSubstr(is_images() ? "image: " : "stream tokens: "));
   }
   // All files of a corpus, by name.
   static Tree content(const std::string& out) {
@@ -46,57 +88,129 @@ class PrepareOnRanks : public testing::Test {
       files[entry.path().filename()] = read_bytes(entry.path());
     return files;
   }
+  static void wait_for_file(const std::string& path) {
+    const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(60);
+    while (!std::filesystem::exists(path)) {
+      ASSERT_LT(std::chrono::steady_clock::now(), deadline) << path;
+      std::this_thread::sleep_for(milliseconds(2));
+    }
+  }
 
-  TemporaryFolder folder_{"birkhoff_prepare_ranks"};
+  static inline TemporaryFolder* folder_ = nullptr;
 };
 
-TEST_F(PrepareOnRanks, MakesTheSameBytes) {
-  expect_done(run_child(prepare("one", "")));
+INSTANTIATE_TEST_SUITE_P(All, PrepareOnRanks,
+                         testing::Values(Input{"Images", "--images --valid 0.2"},
+                                         Input{"Text", "--tokenizer chars --valid 0.2 --test 0.1"},
+                                         Input{"Lines", "--tokenizer words --lines --valid 0.2"}),
+                         [](const auto& input) { return std::string(input.param.name); });
+
+TEST_P(PrepareOnRanks, MakesTheSameBytes) {
   const Tree expected = content("one");
-  EXPECT_GE(expected.size(), 5u);
+  EXPECT_GE(expected.size(), 4u);
   for (const char* ranks : {"2", "4"}) {
     const std::string out = std::string("ranks") + ranks;
     expect_done(run_child(prepare(out, std::string("--ranks ") + ranks)));
-    EXPECT_EQ(content(out), expected) << ranks;
+    EXPECT_TRUE(content(out) == expected) << ranks;
   }
   const Finished again = run_child(prepare("ranks2", "--ranks 3"));
   expect_done(again);
   EXPECT_THAT(again.err, HasSubstr("already prepared"));
 }
 
-TEST_F(PrepareOnRanks, ContinuesAfterAStop) {
-  expect_done(run_child(prepare("one", "")));
+TEST_P(PrepareOnRanks, ContinuesAfterAStop) {
   const Tree expected = content("one");
-  for (const int milliseconds : {600, 1000, 1500}) {
-    const std::string out = "stopped" + std::to_string(milliseconds);
+  // Rank 1 finishes its small shard of images when rank 0 is still at the beginning of its own.
+  for (const std::string file : {".unfinished", ".finished-train-00001"}) {
+    if (!is_images() && file != ".unfinished") continue;
+    const std::string out = "stopped" + file;
     Child child(prepare(out, "--ranks 2"));
-    std::this_thread::sleep_for(std::chrono::milliseconds(milliseconds));
+    wait_for_file(out + "/" + file);
     child.signal(SIGTERM);
     const Finished stopped = child.finish();
-    EXPECT_THAT(stopped.code, testing::AnyOf(0, 75)) << stopped.err;
-    expect_done(run_child(prepare(out, milliseconds == 1000 ? "" : "--ranks 3")));
-    EXPECT_EQ(content(out), expected) << milliseconds;
+    EXPECT_EQ(stopped.code, 75) << stopped.err;
+    EXPECT_THAT(stopped.err, HasSubstr("run the same command"));
+    EXPECT_EQ(std::filesystem::exists(out + "/" + file), true);
+    expect_done(run_child(prepare(out, is_images() ? "" : "--ranks 3")));
+    EXPECT_TRUE(content(out) == expected) << file;
   }
 }
 
-TEST_F(PrepareOnRanks, NotesAboutArgumentsAppearOnce) {
+// kill -9 of all ranks or of one, with the processes that started them or without, at random
+// moments; then the command runs again, on another number of ranks. BIRKHOFF_KILLS sets the number
+// of kills.
+TEST_P(PrepareOnRanks, KillsAtRandomMomentsChangeNothing) {
+  const char* set = std::getenv("BIRKHOFF_KILLS");
+  const int num_kills = set != nullptr ? std::atoi(set) : 3;
+  const auto start = std::chrono::steady_clock::now();
+  expect_done(run_child(prepare("undisturbed", "--ranks 2")));
+  const auto duration =
+      std::chrono::duration_cast<milliseconds>(std::chrono::steady_clock::now() - start);
+  const Tree expected = content("one");
+  const std::string killed = std::filesystem::absolute("killed").string();
+  std::mt19937 random(20);
+  int num_killed = 0;
+  for (int kill = 0; kill < num_kills; ++kill) {
+    SCOPED_TRACE(fmt::format("kill {}", kill));
+    Child child(prepare(killed, fmt::format("--ranks {}", 2 + kill % 2)));
+    std::this_thread::sleep_for(milliseconds(random() % static_cast<unsigned>(duration.count())));
+    std::vector<pid_t> victims = ranks_of(killed, "prepare");
+    if (kill % 3 == 1 && !victims.empty()) victims = {victims[random() % victims.size()]};
+    if (kill % 3 == 2) victims = processes_of(killed, "prepare");
+    kill_all(victims);
+    const Finished finished = child.finish();
+    EXPECT_TRUE(wait_until_none(killed, std::chrono::seconds(20), "prepare"));
+    num_killed += finished.code != 0;
+    if (finished.code != 0 && kill % 2 == 0) continue;  // killed again before it is done
+    expect_done(run_child(prepare(killed, kill % 4 == 1 ? "" : "--ranks 3")));
+    EXPECT_TRUE(content(killed) == expected);
+    std::filesystem::remove_all(killed);
+  }
+  expect_done(run_child(prepare(killed, "--ranks 2")));
+  EXPECT_TRUE(content(killed) == expected);
+  EXPECT_GE(num_killed, num_kills / 2);
+  fmt::print("tried {} kills, of which {} ended the command\n", num_kills, num_killed);
+}
+
+TEST_P(PrepareOnRanks, ArgumentsReachTheRanks) {
   write_bytes("0.2", "");
   write_bytes("0.1", "");
-  const Finished finished = run_child(prepare("noted", "--ranks 2"));
+  std::filesystem::copy("in", "more");
+  expect_done(run_child(prepare("plain", "more")));
+  const Finished finished = run_child(prepare("noted", "--ranks 2 more"));
   expect_done(finished);
+  EXPECT_TRUE(content("noted") == content("plain"));
   const std::string note = "--valid 0.2 is read as a fraction";
   const std::size_t first = finished.err.find(note);
   EXPECT_NE(first, std::string::npos) << finished.err;
-  EXPECT_EQ(finished.err.find("is read as a fraction", first + note.size()), std::string::npos)
-      << finished.err;
+  EXPECT_EQ(finished.err.find(note, first + 1), std::string::npos) << finished.err;
 }
 
-TEST_F(PrepareOnRanks, ReportsDamageInOneLine) {
-  const std::string npz = read_bytes("in/b.npz");
-  write_bytes("in/b.npz", npz.substr(0, npz.size() / 2));
-  const Finished finished = run_child(prepare("damaged", "--ranks 2"));
+TEST_P(PrepareOnRanks, ReportsDamageInOneLine) {
+  std::filesystem::copy("in", "damaged_in");
+  std::string damage;
+  if (is_images()) {
+    const std::string npz = read_bytes("in/b.npz");
+    write_bytes("damaged_in/b.npz", npz.substr(0, npz.size() / 2));
+    damage = "damaged_in/b.npz: damaged npz";
+  } else {
+    std::string text = read_bytes("in/large.txt");
+    text[text.size() / 2] = '\xff';
+    write_bytes("damaged_in/large.txt", text);
+    damage = "is not UTF-8";
+  }
+  const Finished finished = run_child(prepare("damaged", "--ranks 2", "damaged_in"));
   EXPECT_EQ(finished.code, 4) << finished.err;
-  EXPECT_THAT(finished.err, HasSubstr("in/b.npz: damaged npz"));
+  const std::size_t first = finished.err.find(damage);
+  EXPECT_NE(first, std::string::npos) << finished.err;
+  EXPECT_EQ(finished.err.find(damage, first + 1), std::string::npos) << finished.err;
+}
+
+TEST_P(PrepareOnRanks, RefusesStandardInputInOneLine) {
+  const Finished finished = run_child(prepare("piped", "--ranks 2 -"));
+  EXPECT_EQ(finished.code, 2) << finished.err;
+  EXPECT_THAT(finished.err, HasSubstr(is_images() ? "-: images cannot come through a pipe"
+                                                  : "-: only one rank can read a pipe"));
 }
 
 }  // namespace

@@ -1,15 +1,12 @@
-#include "data/prepare/split_rule.h"
+#include "data/prepare/input/split_rule.h"
 
 #include <algorithm>
 #include <cmath>
-#include <string>
 
 #include "cluster/base/files/checksum.h"
 
 namespace birkhoff {
 namespace {
-
-constexpr std::array<SplitIndex, 3> kSplits = {kTrain, kValid, kTest};
 
 // Moves the position to the beginning of a character, if one begins within three bytes.
 std::int64_t character_begin(DocumentReader& reader, std::int64_t position) {
@@ -25,9 +22,7 @@ std::int64_t character_begin(DocumentReader& reader, std::int64_t position) {
 
 }  // namespace
 
-std::uint64_t document_key(std::string_view name) {
-  return std::stoull(xxh3_hex(name.data(), name.size()).substr(0, 16), nullptr, 16);
-}
+std::uint64_t document_key(std::string_view name) { return xxh3_high(name.data(), name.size()); }
 
 SplitRule::SplitRule(const InputScan& scan, double valid_fraction, double test_fraction)
     : input_bytes_(scan.input_bytes),

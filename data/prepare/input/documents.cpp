@@ -1,11 +1,13 @@
-#include "data/prepare/documents.h"
+#include "data/prepare/input/documents.h"
 
+#include <fmt/compile.h>
 #include <sys/stat.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <filesystem>
+#include <iterator>
 #include <map>
 #include <utility>
 
@@ -25,10 +27,6 @@ bool is_corpus_manifest(const std::string& path) {
   std::string start(static_cast<std::size_t>(std::min<std::int64_t>(file.size(), 4096)), '\0');
   file.pread_exact(start.data(), start.size(), 0);
   return start.find(fmt::format("\"{}\"", shard_format::kManifestFormat)) != std::string::npos;
-}
-
-std::string modification_time(const struct stat& info) {
-  return fmt::format("{}.{:09}", info.st_mtim.tv_sec, info.st_mtim.tv_nsec);
 }
 
 class Walk {
@@ -163,9 +161,29 @@ std::size_t cut_of(std::string_view text) {
 
 }  // namespace
 
+std::string modification_time(const struct stat& info) {
+  return fmt::format("{}.{:09}", info.st_mtim.tv_sec, info.st_mtim.tv_nsec);
+}
+
 InputScan for_each_document(const std::vector<InputPath>& paths, const std::string& except,
                             const std::function<void(const Document&)>& visit, EmptyFiles empty) {
   return Walk(paths, except, visit, empty).scan();
+}
+
+PartOfFile::PartOfFile(const Document& file)
+    : shown_path_bytes_(file.shown_path.size()), name_bytes_(file.name.size()), document_(file) {}
+
+Document& PartOfFile::of(std::string_view text, std::string_view unit, std::int64_t number) {
+  const auto replace_end = [number](std::string& name, std::size_t begin, std::string_view before) {
+    name.resize(begin);
+    name += before;
+    fmt::format_to(std::back_inserter(name), FMT_COMPILE("{}"), number);
+  };
+  replace_end(document_.shown_path, shown_path_bytes_, unit);
+  replace_end(document_.name, name_bytes_, ":");
+  document_.bytes = std::ssize(text);
+  document_.text = text;
+  return document_;
 }
 
 bool DocumentCounts::add(const Document& document) {

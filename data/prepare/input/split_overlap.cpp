@@ -1,4 +1,4 @@
-#include "data/prepare/split_overlap.h"
+#include "data/prepare/input/split_overlap.h"
 
 #include <fmt/format.h>
 

@@ -1,4 +1,4 @@
-#include "data/prepare/text_kind.h"
+#include "data/prepare/input/text_kind.h"
 
 #include "cluster/base/error.h"
 #include "cluster/base/text/plural.h"

@@ -15,7 +15,7 @@
 #include <unordered_map>
 #include <vector>
 
-#include "data/prepare/documents.h"
+#include "data/prepare/input/documents.h"
 
 namespace birkhoff {
 

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "data/prepare/documents.h"
+#include "data/prepare/input/documents.h"
 
 namespace birkhoff {
 

@@ -1,4 +1,4 @@
-#include "data/prepare/text_source.h"
+#include "data/prepare/input/text_source.h"
 
 #include <fmt/format.h>
 
@@ -154,7 +154,8 @@ class SeparatedTexts {
     begin_ = std::min(end + separator_.size(), buffer_.size());
     return text;
   }
-  std::string place() const { return fmt::format("{}, document {}", shown_path_, number_); }
+  static constexpr std::string_view kUnit = ", document ";
+  std::string place() const { return fmt::format("{}{}{}", shown_path_, kUnit, number_); }
   std::int64_t number() const { return number_; }
 
  private:
@@ -184,12 +185,14 @@ class TextReader {
 
   void read(const Document& file) {
     TextFile text(File::open_for_read(file.path, ExitCode::kData), file.shown_path);
+    PartOfFile part(file);
     switch (format_.kind) {
       case TextFormat::kFiles:
         return whole(file, text);
       case TextFormat::kSeparator: {
         SeparatedTexts parts(std::move(text), file.shown_path, format_.name);
-        while (const auto part = parts.next()) add(file, parts, *part);
+        while (const auto between = parts.next())
+          add(part.of(*between, SeparatedTexts::kUnit, parts.number()));
         return;
       }
       case TextFormat::kLines:
@@ -197,9 +200,10 @@ class TextReader {
         TextLines lines(std::move(text), file.shown_path, kMaxTextBytes);
         while (const auto line = lines.next()) {
           if (format_.kind == TextFormat::kLines) {
-            add(file, lines, *line);
+            add(part.of(*line, TextLines::kUnit, lines.number()));
           } else if (!is_blank(*line)) {
-            add(file, lines, json_text(*line, format_.name, lines.place()));
+            const std::string string = json_text(*line, format_.name, lines.place());
+            add(part.of(string, TextLines::kUnit, lines.number()));
           }
         }
       }
@@ -219,17 +223,6 @@ class TextReader {
         document.bytes += static_cast<std::int64_t>(got);
       }
     }
-    add(document);
-  }
-
-  // place(), number(): of the text in its file.
-  template <typename Texts>
-  void add(const Document& file, const Texts& texts, std::string_view text) {
-    Document document = file;
-    document.shown_path = texts.place();
-    document.name = fmt::format("{}:{}", file.name, texts.number());
-    document.bytes = static_cast<std::int64_t>(text.size());
-    document.text = text;
     add(document);
   }
 

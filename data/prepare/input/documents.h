@@ -1,6 +1,8 @@
 // The input of `birkhoff prepare`: finds its documents and reads their text in parts.
 #pragma once
 
+#include <sys/stat.h>
+
 #include <array>
 #include <cstdint>
 #include <functional>
@@ -16,6 +18,7 @@
 namespace birkhoff {
 
 enum SplitIndex { kTrain = 0, kValid = 1, kTest = 2 };
+inline constexpr std::array<SplitIndex, 3> kSplits = {kTrain, kValid, kTest};
 inline constexpr const char* kSplitNames[] = {"train", "valid", "test"};
 
 struct InputPath {
@@ -35,12 +38,26 @@ struct Document {
   SplitIndex split = kTrain;  // of its InputPath
   std::int64_t input = 0;     // index in InputScan::input_bytes
   bool is_whole = false;      // goes to one split, however large it is
-  // Of a document among many in a file (data/prepare/text_source.h, data/prepare/table.h), valid
-  // during the visit. The text of any other document is its file.
+  // Of a document among many in a file (data/prepare/input/text_source.h, data/prepare/table.h),
+  // valid during the visit. The text of any other document is its file.
   std::optional<std::string_view> text = {};
   std::string_view label = {};  // of a row of a table
   // The file is compressed: the document is what it holds, and so are `bytes`.
   bool packed = false;
+};
+
+// A document among many in a file. Its names are written in place, because there may be millions.
+class PartOfFile {
+ public:
+  explicit PartOfFile(const Document& file);
+
+  // The document with this text, which it refers to, FILE:NUMBER by name and FILE UNIT NUMBER in
+  // messages. It is valid until the next call.
+  Document& of(std::string_view text, std::string_view unit, std::int64_t number);
+
+ private:
+  const std::size_t shown_path_bytes_, name_bytes_;
+  Document document_;
 };
 
 // The result of a walk over the input. Memory does not depend on the number of files, except for
@@ -59,6 +76,9 @@ struct InputScan {
 inline constexpr std::size_t kMaxInputs = 100;
 
 enum class EmptyFiles { kSkip, kVisit };
+
+// Of a file, as hashes of inputs have it: "SECONDS.NANOSECONDS".
+std::string modification_time(const struct stat& info);
 
 // Counts the documents that files hold.
 class DocumentCounts {

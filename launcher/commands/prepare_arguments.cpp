@@ -1,4 +1,4 @@
-// The subcommand `birkhoff prepare`.
+// The arguments of `birkhoff prepare`.
 #include "launcher/command_line.h"
 
 #include <cstdint>
@@ -89,8 +89,7 @@ void CommandLine::add_prepare() {
       "--skip-damaged", prepare_.skip_damaged,
       "skip and count images or files of point sets that cannot be read, instead of ending");
   add_number(c, "--ranks", prepare_.ranks, 1, 4096,
-             "divide the work on images or point sets among this many MPI ranks here; the bytes "
-             "stay the same");
+             "divide the work among this many MPI ranks here; the bytes stay the same");
   // run() reads these values in the order of the command line.
   const auto texts = [c](const char* name, const char* what, const char* type) {
     c->add_option(name)
@@ -111,16 +110,18 @@ void CommandLine::add_prepare() {
 }
 
 // CLI11 returns values per option; only parse_order() knows the order across options.
-std::vector<PrepareArguments::Text> CommandLine::prepare_texts() const {
-  std::vector<PrepareArguments::Text> texts;
+void CommandLine::take_prepare_order() {
   std::map<const CLI::Option*, std::size_t> num_taken;
   for (const CLI::Option* option : app_.get_subcommand("prepare")->parse_order()) {
     const std::string name = option->get_name();
-    const std::size_t next = num_taken[option]++;
-    if (name == "--valid" || name == "--test" || name == "--train" || name == "PATH")
-      texts.push_back({name, option->results().at(next)});
+    const std::string value = option->results().at(num_taken[option]++);
+    if (name == "--valid" || name == "--test" || name == "--train" || name == "PATH") {
+      prepare_.texts.push_back({name, value});
+    } else if (name != "--ranks") {
+      const bool is_flag = option->get_items_expected_max() == 0;
+      prepare_.for_ranks.push_back(is_flag ? name : name + "=" + value);
+    }
   }
-  return texts;
 }
 
 }  // namespace birkhoff

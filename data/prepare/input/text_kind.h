@@ -7,7 +7,7 @@
 #include <string_view>
 #include <vector>
 
-#include "data/prepare/documents.h"
+#include "data/prepare/input/documents.h"
 #include "data/text/packed_text.h"
 
 namespace birkhoff {

@@ -1,0 +1,208 @@
+#include "data/prepare/text_encoder.h"
+
+#include <fmt/format.h>
+
+#include <span>
+
+#include "cluster/base/error.h"
+#include "cluster/base/text/plural.h"
+#include "data/corpus/manifest.h"
+#include "data/corpus/shard_format.h"
+#include "data/prepare/pack.h"
+
+namespace birkhoff {
+namespace {
+
+using configs::CorpusManifest;
+
+constexpr char kStream[] = "tokens", kUnknownRecord[] = "unknown";
+
+}  // namespace
+
+TextEncoder::TextEncoder(const Tokenizer& tokenizer, const CorpusManifest::Tokenizer& entry,
+                         const Options& options, ProcessGroup& ranks)
+    : tokenizer_(tokenizer),
+      entry_(entry),
+      options_(options),
+      ranks_(ranks),
+      dtype_(shard_format::id_dtype(entry.vocabulary())) {
+  for (const SplitIndex split : kSplits) {
+    if (!options.has_split[split]) continue;
+    Output& output = outputs_[split];
+    const std::string name = kSplitNames[split];
+    output.writer.emplace(options.folder, name, kStream, dtype_, options.shard_tokens,
+                          ShardShare{ranks.rank(), ranks.size()});
+    if (ranks.rank() != 0) continue;
+    if (options.class_names != nullptr) {
+      output.labels.emplace(options.folder, name, label_record(*options.class_names),
+                            options.shard_tokens);
+    }
+    CorpusManifest::Record unknown;
+    unknown.set_name(kUnknownRecord);
+    unknown.set_dtype(CorpusManifest::u8);
+    output.unknown.emplace(options.folder, name, unknown, options.shard_tokens);
+  }
+}
+
+void TextEncoder::add(SplitIndex split, const Document& document, std::string_view text,
+                      std::int64_t offset) {
+  if (bundle_bytes_ >= kBundleBytes) {
+    bundle_bytes_ = 0;
+    if (++bundle_ == ranks_.size()) exchange();
+  }
+  bundle_bytes_ += std::ssize(text);
+  ++part_;
+  Output& output = outputs_[split];
+  output.counter.add(text);
+  if (!is_mine()) return;
+  std::string unknown;
+  const std::vector<std::int32_t> ids = encode(document, text, offset, unknown);
+  append_ids(ids, dtype_, output.encoded.values);
+  output.encoded.unknown += unknown;
+  const auto back = output.counter.add_tokens(tokenizer_, text, ids, unknown);
+  if (back && lost_.empty()) {
+    lost_part_ = part_;
+    lost_ = fmt::format("in {} of {}, {}", counted(text.size(), "byte"), document.shown_path,
+                        lost_text(text, *back));
+  }
+}
+
+void TextEncoder::end_document(SplitIndex split, const Document& document, std::uint16_t label) {
+  Output& output = outputs_[split];
+  output.counter.end_document();
+  if (!entry_.has_end_of_document()) output.last_document = document.shown_path;
+  if (output.labels) output.labels->append(&label, 1);
+  if (!is_mine()) return;
+  if (entry_.has_end_of_document()) {
+    append_ids({static_cast<std::int32_t>(entry_.end_of_document())}, dtype_,
+               output.encoded.values);
+  }
+  output.encoded.ends.push_back(output.encoded.values.size());
+}
+
+void TextEncoder::finish(CorpusManifest& manifest, std::vector<std::string>& notes) {
+  exchange();
+  const std::string lost = gathered_loss();
+  for (const SplitIndex split : kSplits) {
+    Output& output = outputs_[split];
+    if (!output.writer) continue;
+    const CorpusManifest::Stream stream = gathered_stream(output);
+    const CorpusManifest::Counts counts = gathered_counts(output);
+    if (stream.elements() == 0) {
+      fail(ExitCode::kData,
+           "{}: nothing but white space, for which the tokenizer has no token; leave it out",
+           output.last_document);
+    }
+    if (ranks_.rank() != 0) continue;
+    CorpusManifest::Split& written = *manifest.add_split();
+    written.set_name(kSplitNames[split]);
+    *written.add_stream() = stream;
+    if (output.labels) *written.add_record() = output.labels->finish();
+    CorpusManifest::Record unknown = output.unknown->finish();
+    if (unknown.rows() > 0) *written.mutable_unknown_text() = std::move(unknown);
+    *written.mutable_counts() = counts;
+    if (counts.changed_bytes() > 0) {
+      notes.push_back(fmt::format(
+          "warning: split {}: the tokens do not restore parts with {} of its {}, so its metrics "
+          "per byte and per word are withheld: {}",
+          written.name(), counts.changed_bytes(), counted(counts.bytes(), "byte"), lost));
+    }
+  }
+}
+
+// Adds the source location to errors: a vocabulary learned from other text may lack a character.
+std::vector<std::int32_t> TextEncoder::encode(const Document& document, std::string_view text,
+                                              std::int64_t offset, std::string& unknown) const {
+  try {
+    return tokenizer_.encode(text, &unknown);
+  } catch (const Error& error) {
+    const std::string part = offset == 0 ? "" : fmt::format(", from byte {} on", offset);
+    fail(error.code(), "{}{}: {}", document.shown_path, part, error.what());
+  }
+}
+
+// Writes the bundles since the last exchange, one of each rank.
+void TextEncoder::exchange() {
+  std::string mine;
+  for (Output& output : outputs_) {
+    pack(output.encoded.values, mine);
+    pack(output.encoded.ends, mine);
+    pack(output.encoded.unknown, mine);
+    output.encoded = {};
+  }
+  if (ranks_.size() == 1) {
+    write(mine);
+  } else {
+    for (const std::string& bundle : ranks_.all_gather_bytes(mine, "token ids")) write(bundle);
+  }
+  bundle_ = 0;
+}
+
+void TextEncoder::write(const std::string& bundle) {
+  std::string_view rest = bundle;
+  for (Output& output : outputs_) {
+    const auto values = unpack<std::vector<char>>(rest);
+    const auto ends = unpack<std::vector<std::uint64_t>>(rest);
+    const auto unknown = unpack<std::string>(rest);
+    if (!output.writer) continue;
+    std::size_t begin = 0;
+    for (const std::uint64_t end : ends) {
+      output.writer->append_values(std::span(values).subspan(begin, end - begin));
+      output.writer->end_document();
+      begin = end;
+    }
+    output.writer->append_values(std::span(values).subspan(begin));
+    if (output.unknown) output.unknown->append(unknown.data(), std::ssize(unknown));
+  }
+}
+
+// With the shards of all ranks.
+CorpusManifest::Stream TextEncoder::gathered_stream(Output& output) {
+  CorpusManifest::Stream stream = output.writer->finish();
+  const auto streams = ranks_.all_gather_bytes(stream.SerializeAsString(), "shards");
+  for (int shard = 0; shard < stream.shard_size(); ++shard) {
+    CorpusManifest::Stream writer;
+    const int rank = shard % ranks_.size();
+    const bool parsed = writer.ParseFromString(streams[static_cast<std::size_t>(rank)]);
+    require(parsed && writer.shard_size() == stream.shard_size(), "the shards of another rank");
+    *stream.mutable_shard(shard) = writer.shard(shard);
+  }
+  return stream;
+}
+
+// Each rank has counted all of the text, and the tokens of its bundles.
+CorpusManifest::Counts TextEncoder::gathered_counts(const Output& output) {
+  CorpusManifest::Counts sums = output.counter.counts();
+  std::int64_t unknown_tokens = 0, unknown_bytes = 0, changed_bytes = 0, added_spaces = 0;
+  for (const std::string& bytes :
+       ranks_.all_gather_bytes(sums.SerializeAsString(), "counts of tokens")) {
+    CorpusManifest::Counts counts;
+    require(counts.ParseFromString(bytes), "the counts of another rank");
+    unknown_tokens += counts.unknown_tokens();
+    unknown_bytes += counts.unknown_bytes();
+    changed_bytes += counts.changed_bytes();
+    added_spaces += counts.added_spaces();
+  }
+  sums.set_unknown_tokens(unknown_tokens);  // 0 is written, too
+  sums.set_unknown_bytes(unknown_bytes);
+  sums.set_changed_bytes(changed_bytes);
+  sums.set_added_spaces(added_spaces);
+  return sums;
+}
+
+// What the first part loses that any rank has found.
+std::string TextEncoder::gathered_loss() {
+  std::string first;
+  std::int64_t first_part = 0;
+  for (const std::string& found :
+       ranks_.all_gather_bytes(fmt::format("{} {}", lost_part_, lost_), "lost text")) {
+    const std::size_t space = found.find(' ');
+    const std::int64_t part = std::stoll(found.substr(0, space));
+    if (part == 0 || (first_part != 0 && first_part < part)) continue;
+    first_part = part;
+    first = found.substr(space + 1);
+  }
+  return first;
+}
+
+}  // namespace birkhoff
