@@ -62,8 +62,8 @@ class RecordPreparation {
         progress_(progress),
         rule_(input.scan(), options.valid_fraction, options.test_fraction),
         row_bytes_(shard_format::row_bytes(input.record())),
-        shard_rows_(std::min(shard_format::shard_rows(input.record(), records.shard_bytes),
-                             kMaxShardRows)),
+        shard_rows_(
+            std::min(shard_format::shard_rows(input.record(), records.shard_bytes), kMaxShardRows)),
         shards_(folder.path(), identity_of(source, input, classes), input.record(),
                 labels_entry()) {
     if (rank_of(ranks_) == 0) folder.clear(shards_.resume());
