@@ -103,7 +103,7 @@ TEST_P(PrepareOnThreads, MakesTheSameBytes) {
 TEST(PrepareRanks, TheFirstLossOfTextIsNamedWhicheverRankFindsIt) {
   TemporaryFolder folder;
   // A model of ours turns this sign into a space. Only the third and the fourth bundle have it.
-  std::string text = sentences(70'000, 1);
+  std::string text = sentences(80'000, 1);
   ASSERT_GT(text.size(), std::size_t{4} << 20);
   text.insert(text.find('\n', 7 << 19) + 1, "\u2581\u2581\n");
   text.insert(text.find('\n', 5 << 19) + 1, "\u2581\n");
