@@ -1,6 +1,7 @@
 #include "data/points/point_file.h"
 
 #include <cmath>
+#include <limits>
 
 #include "cluster/base/error.h"
 #include "data/corpus/hdf5.h"
@@ -8,8 +9,7 @@
 namespace birkhoff {
 namespace {
 
-// A file of ModelNet40 has 2,048 sets of 2,048 points: 12,582,912 values.
-constexpr std::int64_t kMaxValues = 1 << 28, kMaxSets = 1 << 20;
+constexpr std::int64_t kMaxSets = 1 << 20;
 
 void read_labels(const ForeignHdf5& file, PointFile& points, std::int64_t sets) {
   Hdf5Values<std::int64_t> labels = file.integers("label", {1, 3}, kMaxSets);
@@ -19,7 +19,9 @@ void read_labels(const ForeignHdf5& file, PointFile& points, std::int64_t sets) 
             labels.shape[0], sets);
   for (std::int64_t i = 0; i < sets; ++i) {
     const std::int64_t label = labels.values[static_cast<std::size_t>(i)];
-    reject_if(label < 0, "the label {} of set {} is negative or above 2^63 - 1", label, i);
+    // HDF5 makes a larger one the largest.
+    reject_if(label < 0 || label == std::numeric_limits<std::int64_t>::max(),
+              "the label {} of set {} is negative or above 2^63 - 2", label, i);
   }
   points.labels_N = std::move(labels.values);
 }
@@ -28,7 +30,7 @@ void read_labels(const ForeignHdf5& file, PointFile& points, std::int64_t sets) 
 
 PointFile read_point_file(const std::string& path) {
   const ForeignHdf5 file(path);
-  Hdf5Values<float> data = file.floats("data", {3, 4}, kMaxValues);
+  Hdf5Values<float> data = file.floats("data", {3, 4}, kMaxPointFileValues);
   reject_if(data.values.empty(), "its data set 'data' is empty ({} x {} x {})", data.shape[0],
             data.shape[1], data.shape[2]);
   PointFile points;

@@ -4,6 +4,7 @@
 #include <cstring>
 #include <memory>
 #include <optional>
+#include <span>
 #include <stdexcept>
 #include <string_view>
 
@@ -22,14 +23,18 @@ void append(std::string& bytes, const T* values, std::size_t count) {
   bytes.append(reinterpret_cast<const char*>(values), count * sizeof(T));
 }
 
-// Takes `count` values off the beginning of `bytes`.
+// The values that the bytes hold.
 template <typename T>
-std::vector<T> take_values(std::string_view& bytes, std::size_t count) {
-  require(bytes.size() >= count * sizeof(T), "the answer of the child");
-  std::vector<T> values(count);
-  if (count > 0) std::memcpy(values.data(), bytes.data(), count * sizeof(T));
-  bytes.remove_prefix(count * sizeof(T));
+std::vector<T> values_of(std::string_view bytes) {
+  std::vector<T> values(bytes.size() / sizeof(T));
+  if (!values.empty()) std::memcpy(values.data(), bytes.data(), values.size() * sizeof(T));
   return values;
+}
+
+// An answer may be anything: a parser of a malicious file makes it.
+std::string damage_of(const std::string& path, const std::string& answer) {
+  return fmt::format("{}: damaged: the process that reads it answered {} strange bytes", path,
+                     answer.size());
 }
 
 // Lives in the child.
@@ -91,11 +96,15 @@ PointFileHead PointReader::inspect(const std::string& path) {
   const LimitedChild::Answer answer = child_.answer(fmt::format("{} {}", kInspectSets, path));
   const std::string damage = answer.damage(path);
   if (!damage.empty()) throw Error(ExitCode::kData, damage);
-  std::string_view bytes = answer.text;
-  const auto sizes = take_values<std::int64_t>(bytes, 3);
-  return {sizes[0],
-          {sizes[1], sizes[2]},
-          take_values<std::int64_t>(bytes, bytes.size() / sizeof(std::int64_t))};
+  const auto numbers = values_of<std::int64_t>(answer.text);
+  const auto labels = std::span(numbers).subspan(std::min<std::size_t>(3, numbers.size()));
+  const auto is_size = [](std::int64_t size) { return size >= 1 && size <= kMaxPointFileValues; };
+  if (labels.empty() || labels.front() < 0 || !std::ranges::is_sorted(labels) ||
+      !std::ranges::all_of(std::span(numbers).first(3), is_size) ||
+      numbers[0] > kMaxPointFileValues / numbers[1] / numbers[2]) {
+    throw Error(ExitCode::kData, damage_of(path, answer.text));
+  }
+  return {numbers[0], {numbers[1], numbers[2]}, {labels.begin(), labels.end()}};
 }
 
 void PointReader::read(const std::vector<WantedSet>& wanted,
@@ -106,9 +115,13 @@ void PointReader::read(const std::vector<WantedSet>& wanted,
     PointSet set;
     set.damage = answer.damage(wanted[i].path);
     if (set.damage.empty()) {
-      std::string_view bytes = answer.text;
-      set.label = take_values<std::int64_t>(bytes, 1)[0];
-      set.values = take_values<char>(bytes, bytes.size());
+      const std::string_view bytes = answer.text;
+      if (bytes.size() < sizeof set.label) {
+        set.damage = damage_of(wanted[i].path, answer.text);
+      } else {
+        set.label = values_of<std::int64_t>(bytes.substr(0, sizeof set.label))[0];
+        set.values = values_of<char>(bytes.substr(sizeof set.label));
+      }
     }
     take(i, set);
   });

@@ -13,7 +13,7 @@ template <typename Array>
 void pack(const Array& array, std::string& bytes) {
   const auto count = static_cast<std::uint64_t>(array.size());
   bytes.append(reinterpret_cast<const char*>(&count), sizeof count);
-  bytes.append(reinterpret_cast<const char*>(array.data()), count * sizeof array[0]);
+  if (count > 0) bytes.append(reinterpret_cast<const char*>(array.data()), count * sizeof array[0]);
 }
 
 // Takes off the front what pack() has appended.
@@ -24,7 +24,7 @@ Array unpack(std::string_view& bytes) {
   bytes.remove_prefix(sizeof count);
   Array array(count, {});
   const std::size_t size = count * sizeof array[0];
-  std::memcpy(array.data(), bytes.data(), size);
+  if (size > 0) std::memcpy(array.data(), bytes.data(), size);
   bytes.remove_prefix(size);
   return array;
 }

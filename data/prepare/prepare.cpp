@@ -352,11 +352,11 @@ PrepareResult prepare_corpus(const PrepareOptions& given,
     folder.begin();
     folder.clear();
   }
-  if (ranks.size() == 1) {
+  if (several == nullptr) {
     folder.spool(inputs, progress);
   } else {
-    require_no_streams(
-        inputs, "only one rank can read a pipe; give files or folders, or leave --ranks out");
+    require_no_streams(inputs,
+                       "ranks cannot read a pipe; give files or folders, or leave --ranks out");
   }
   InputScan scan = for_each_document(inputs, folder.path(), [](const Document&) {});
   require_documents(scan, options, "text");

@@ -70,7 +70,7 @@ void TextEncoder::add(SplitIndex split, const Document& document, std::string_vi
 void TextEncoder::end_document(SplitIndex split, const Document& document, std::uint16_t label) {
   Output& output = outputs_[split];
   output.counter.end_document();
-  if (!entry_.has_end_of_document()) output.last_document = document.shown_path;
+  if (!entry_.has_end_of_document()) output.unwritten.push_back(document.shown_path);
   if (output.labels) output.labels->append(&label, 1);
   if (!is_mine()) return;
   if (entry_.has_end_of_document()) {
@@ -88,11 +88,6 @@ void TextEncoder::finish(CorpusManifest& manifest, std::vector<std::string>& not
     if (!output.writer) continue;
     const CorpusManifest::Stream stream = gathered_stream(output);
     const CorpusManifest::Counts counts = gathered_counts(output);
-    if (stream.elements() == 0) {
-      fail(ExitCode::kData,
-           "{}: nothing but white space, for which the tokenizer has no token; leave it out",
-           output.last_document);
-    }
     if (ranks_.rank() != 0) continue;
     CorpusManifest::Split& written = *manifest.add_split();
     written.set_name(kSplitNames[split]);
@@ -148,12 +143,26 @@ void TextEncoder::write(const std::string& bundle) {
     std::size_t begin = 0;
     for (const std::uint64_t end : ends) {
       output.writer->append_values(std::span(values).subspan(begin, end - begin));
+      require_tokens(output, output.open_bytes + end - begin);
       output.writer->end_document();
+      output.open_bytes = 0;
       begin = end;
     }
     output.writer->append_values(std::span(values).subspan(begin));
+    output.open_bytes += values.size() - begin;
     if (output.unknown) output.unknown->append(unknown.data(), std::ssize(unknown));
   }
+}
+
+// Call for each document, in order.
+void TextEncoder::require_tokens(Output& output, std::size_t bytes) const {
+  if (entry_.has_end_of_document()) return;
+  if (bytes == 0) {
+    fail(ExitCode::kData,
+         "{}: nothing but white space, for which the tokenizer has no token; leave it out",
+         output.unwritten.front());
+  }
+  output.unwritten.pop_front();
 }
 
 // With the shards of all ranks.

@@ -8,6 +8,7 @@
 
 #include <array>
 #include <cstdint>
+#include <deque>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -38,7 +39,8 @@ class TextEncoder {
   TextEncoder(const Tokenizer& tokenizer, const configs::CorpusManifest::Tokenizer& entry,
               const Options& options, ProcessGroup& ranks);
 
-  // These three are collective: each rank passes the same.
+  // These three are collective: each rank passes the same. Error(kData) if a document has no tokens
+  // and no end mark.
   //
   // The next part of the document, at byte `offset`. Error(kData) names document and byte if the
   // tokenizer cannot encode it.
@@ -46,7 +48,6 @@ class TextEncoder {
   // label: of a row of a table.
   void end_document(SplitIndex split, const Document& document, std::uint16_t label);
   // Writes the last shards. Adds the splits to the manifest of rank 0, and appends to `notes`.
-  // Error(kData) if a document without an end mark has no tokens.
   void finish(configs::CorpusManifest& manifest, std::vector<std::string>& notes);
 
  private:
@@ -61,7 +62,8 @@ class TextEncoder {
     std::optional<RecordWriter> labels, unknown;  // on rank 0
     TextCounter counter;
     Encoded encoded;
-    std::string last_document;
+    std::size_t open_bytes = 0;         // written since the last end of a document
+    std::deque<std::string> unwritten;  // ended documents, of a tokenizer without end mark
   };
 
   bool is_mine() const { return bundle_ == ranks_.rank(); }
@@ -69,6 +71,7 @@ class TextEncoder {
                                    std::int64_t offset, std::string& unknown) const;
   void exchange();
   void write(const std::string& bundle);
+  void require_tokens(Output& output, std::size_t bytes) const;
   configs::CorpusManifest::Stream gathered_stream(Output& output);
   configs::CorpusManifest::Counts gathered_counts(const Output& output);
   std::string gathered_loss();

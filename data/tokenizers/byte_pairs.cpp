@@ -187,6 +187,8 @@ void BytePairs::set_pairs(const std::vector<std::pair<std::string, float>>& piec
   }
   for (std::int32_t id = 0; id < num_pieces_; ++id) {
     const auto& [text, score] = pieces[static_cast<std::size_t>(id)];
+    // A longer one is no part of a word that encode() takes. A space takes three bytes in a piece.
+    if (text.size() > 3 * (kMaxWordBytes + 1)) continue;
     for (std::size_t at = 1; at < text.size(); ++at) {
       const auto left = symbols_.find(text.substr(0, at)), right = symbols_.find(text.substr(at));
       if (left != symbols_.end() && right != symbols_.end())

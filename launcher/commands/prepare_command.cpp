@@ -175,11 +175,9 @@ ImageSize image_size(const std::string& text) {
 
 Records record_options(const PrepareArguments& arguments) {
   if (!makes_records(arguments)) {
-    if (arguments.unlabeled || arguments.skip_damaged || arguments.ranks) {
+    if (arguments.unlabeled || arguments.skip_damaged) {
       fail(ExitCode::kUsage, "{} needs --images or --points",
-           arguments.unlabeled      ? "--unlabeled"
-           : arguments.skip_damaged ? "--skip-damaged"
-                                    : "--ranks");
+           arguments.unlabeled ? "--unlabeled" : "--skip-damaged");
     }
     return {};
   }

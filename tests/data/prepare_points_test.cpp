@@ -98,6 +98,14 @@ TEST(PreparePoints, ListsAreSplitsAndNamesAreClasses) {
   like.class_names = {"sofa", "x", "bed"};
   prepare(like);
   EXPECT_EQ(labels_in(like.out, "train"), (Labels{0, 2, 0}));
+
+  // Too few names matter only to labels.
+  write_text(folder / "in/shape_names.txt", "bed\nchair\n");
+  PointCommand few = point_options(folder / "few", {folder / "in/train0.h5"});
+  expect_error(ExitCode::kData, [&] { prepare(few); }, {"a set has the label 2"});
+  few.points.labels = false;
+  prepare(few);
+  EXPECT_EQ(Corpus(few.out).split("train").record_size(), 1);
 }
 
 TEST(PreparePoints, AFolderIsWalkedAndLabelsAreNumbers) {

@@ -121,6 +121,32 @@ TEST(PrepareRanks, TheFirstLossOfTextIsNamedWhicheverRankFindsIt) {
   }
 }
 
+// Readers take two ends at one place for damage.
+TEST(PrepareRanks, ADocumentWithoutTokensIsNamed) {
+  TemporaryFolder folder;
+  write_text(folder / "one", "a few words of one document\n");
+  PrepareOptions single = prepare_options("", {folder / "one"}, "words");
+  single.valid_fraction = 0;
+  prepare_on(1, single, folder / "single");
+  const Corpus corpus(folder / "single");
+  const auto& tokenizer = corpus.manifest().tokenizer();
+  ASSERT_FALSE(tokenizer.has_end_of_document());
+  PrepareOptions several = prepare_options("", {folder / "in"}, "bytes");
+  several.valid_fraction = 0;
+  several.like =
+      TokenizerSource{tokenizer.kind(), folder / "single/tokenizer.words", tokenizer.vocabulary()};
+  write_text(folder / "in/a", "few words\n");
+  write_text(folder / "in/b", " \n \n");
+  write_text(folder / "in/c", "of words\n");
+  for (const int num_ranks : {1, 2}) {
+    expect_error(ExitCode::kData, [&] { prepare_on(num_ranks, several, folder / "several"); },
+                 {folder / "in/b", "nothing but white space"});
+  }
+  std::filesystem::remove(folder / "in/b");
+  prepare_on(1, several, folder / "several");
+  verify_corpus(Corpus(folder / "several"));
+}
+
 TEST(PrepareRanks, RefusesWhatRanksCannotShare) {
   TemporaryFolder folder;
   write_text(folder / "a", sentences(60'000, 1) + "\u0416\n");
@@ -153,7 +179,7 @@ TEST(PrepareRanks, RefusesWhatRanksCannotShare) {
                  [&] {
                    on_two({pipe, pipe});
                  },
-                 {pipe, "only one rank can read a pipe"});
+                 {pipe, "ranks cannot read a pipe"});
   }
 }
 

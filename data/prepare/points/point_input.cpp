@@ -41,6 +41,10 @@ std::vector<std::string> names_for(const std::string& path) {
   return lines;
 }
 
+[[noreturn]] void fail_as_changed(const std::string& path) {
+  fail(ExitCode::kData, "{}: changed while it was read; start the command again", path);
+}
+
 class PointRowReader final : public RowReader {
  public:
   explicit PointRowReader(const PointInput& input) : input_(input) {}
@@ -51,7 +55,10 @@ class PointRowReader final : public RowReader {
     for (const WantedRow& row : wanted) sets.push_back({row.path, row.number});
     reader_.read(sets, [&](std::size_t i, const PointSet& set) {
       ReadRow row{.damage = set.damage, .values = set.values, .label = {}};
-      if (row.damage.empty()) row.label = input_.class_of(set.label);
+      if (row.damage.empty()) {
+        input_.require_size(wanted[i].path, row.values.size());
+        if (input_.has_classes()) row.label = input_.class_of(wanted[i].path, set.label);
+      }
       take(i, row);
     });
   }
@@ -93,10 +100,15 @@ std::unique_ptr<RowReader> PointInput::reader() const {
   return std::make_unique<PointRowReader>(*this);
 }
 
-std::string PointInput::class_of(std::int64_t label) const {
+std::string PointInput::class_of(const std::string& path, std::int64_t label) const {
   if (names_.empty()) return std::to_string(label);
-  require(label < std::ssize(names_), "labels were checked when files were found");
+  if (label < 0 || label >= std::ssize(names_)) fail_as_changed(path);
   return names_[static_cast<std::size_t>(label)];
+}
+
+void PointInput::require_size(const std::string& path, std::size_t bytes) const {
+  if (bytes != static_cast<std::size_t>(shape().points * shape().coordinates) * sizeof(float))
+    fail_as_changed(path);
 }
 
 std::string PointInput::companion(const Document& file, const FileRows& /*held*/) const {
@@ -125,7 +137,9 @@ void PointInput::find_in(const Document& file) {
   note_shape(file, head.shape);
   note_names(file);
   note_file(file, /*has_class=*/true);
-  for (const std::int64_t label : head.labels) add_class(file, class_of(label));
+  if (options_.labels) {
+    for (const std::int64_t label : head.labels) add_class(file, class_of(file.path, label));
+  }
   files_[file.path] = {.rows = head.sets};
   if (file.split != kTrain || warned_of_test_ ||
       lower_case(file.name.substr(file.name.rfind('/') + 1)).find("test") == std::string::npos)
@@ -149,7 +163,7 @@ void PointInput::note_shape(const Document& file, const PointShape& shape) {
        shape_->coordinates);
 }
 
-// All classes get their values in order, also those without a set.
+// Also those classes get a value that have no set.
 void PointInput::note_names(const Document& file) {
   const std::vector<std::string> names = names_for(file.path);
   if (file.shown_path == first_) {

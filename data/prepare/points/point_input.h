@@ -30,8 +30,11 @@ class PointInput final : public RecordInput {
   std::string describe() const override;
   std::unique_ptr<RowReader> reader() const override;
 
-  // The name of a label of a set in a file of the input.
-  std::string class_of(std::int64_t label) const;
+  // The name of a label of a set in a file of the input. Error(kData) if the file held no such
+  // label before.
+  std::string class_of(const std::string& path, std::int64_t label) const;
+  // Error(kData) if a set of the file has not the bytes of the others.
+  void require_size(const std::string& path, std::size_t bytes) const;
 
  protected:
   const FileRows* rows_in(const Document& file) override;

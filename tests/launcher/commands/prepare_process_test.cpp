@@ -210,7 +210,7 @@ TEST_P(PrepareOnRanks, RefusesStandardInputInOneLine) {
   const Finished finished = run_child(prepare("piped", "--ranks 2 -"));
   EXPECT_EQ(finished.code, 2) << finished.err;
   EXPECT_THAT(finished.err, HasSubstr(is_images() ? "-: images cannot come through a pipe"
-                                                  : "-: only one rank can read a pipe"));
+                                                  : "-: ranks cannot read a pipe"));
 }
 
 }  // namespace
