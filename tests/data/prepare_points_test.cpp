@@ -211,15 +211,5 @@ TEST(PreparePoints, AKilledCommandContinuesWithTheSameBytes) {
   EXPECT_GT(killed, 0);
 }
 
-TEST(PreparePoints, RanksMakeTheSameBytes) {
-  TemporaryFolder folder;
-  PointCommand options = many_shards(folder, "one");
-  prepare(options);
-  const auto expected = content_of(options.out);
-  options.out = folder / "ranks";
-  run_ranks(3, [&](ProcessGroup& ranks) { prepare(options, {}, &ranks); });
-  EXPECT_EQ(content_of(options.out), expected);
-}
-
 }  // namespace
 }  // namespace birkhoff

@@ -125,7 +125,7 @@ TEST(PrepareRanks, TheFirstLossOfTextIsNamedWhicheverRankFindsIt) {
 TEST(PrepareRanks, ADocumentWithoutTokensIsNamed) {
   TemporaryFolder folder;
   write_text(folder / "one", "a few words of one document\n");
-  PrepareOptions single = prepare_options("", {folder / "one"}, "words");
+  PrepareOptions single = prepare_options("", {folder / "one"}, "whitespace");
   single.valid_fraction = 0;
   prepare_on(1, single, folder / "single");
   const Corpus corpus(folder / "single");
@@ -134,9 +134,9 @@ TEST(PrepareRanks, ADocumentWithoutTokensIsNamed) {
   PrepareOptions several = prepare_options("", {folder / "in"}, "bytes");
   several.valid_fraction = 0;
   several.like =
-      TokenizerSource{tokenizer.kind(), folder / "single/tokenizer.words", tokenizer.vocabulary()};
+      TokenizerSource{tokenizer.kind(), folder / "single/tokenizer.whitespace", tokenizer.vocabulary()};
   write_text(folder / "in/a", "few words\n");
-  write_text(folder / "in/b", " \n \n");
+  write_text(folder / "in/b", "   ");
   write_text(folder / "in/c", "of words\n");
   for (const int num_ranks : {1, 2}) {
     expect_error(ExitCode::kData, [&] { prepare_on(num_ranks, several, folder / "several"); },

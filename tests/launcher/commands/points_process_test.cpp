@@ -7,12 +7,15 @@
 #include <csignal>
 #include <filesystem>
 #include <fstream>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <thread>
 
 #include "cluster/base/error.h"
 #include "tests/data/images/image_corpus.h"
 #include "tests/data/point_corpus.h"
+#include "tests/data/points/point_files.h"
+#include "tests/launcher/bad_input/damage.h"
 #include "tests/launcher/program_fixture.h"
 
 namespace birkhoff {
@@ -162,6 +165,27 @@ TEST_F(PointsProcess, AStoppedPctContinuesWithTheSameBits) {
       EXPECT_EQ(ours.at(figure), whole.at(figure)) << milliseconds;
   }
   EXPECT_GT(stopped, 0);
+}
+
+// Not on threads as ranks: a child that reads HDF5 must not begin while another thread writes it.
+TEST_F(PointsProcess, RanksPrepareTheSameBytes) {
+  constexpr int kRows = 70'000;  // two shards
+  std::vector<std::uint8_t> labels(kRows, 3);
+  std::fill(labels.begin() + 1000, labels.end(), 5);
+  write_bytes("in/a.h5", modelnet_of(point_values(kRows, 1, 2), 1, 2, labels));
+  const auto prepare = [](const char* out, const std::vector<std::string>& more) {
+    std::vector<std::string> line = {"prepare", "--points", "--valid", "0", "--out", out, "in"};
+    line.insert(line.end(), more.begin(), more.end());
+    const Finished prepared = birkhoff(line);
+    EXPECT_EQ(prepared.code, 0) << prepared.err;
+    std::map<std::string, std::string> files;
+    for (const auto& file : fs::directory_iterator(out))
+      files[file.path().filename().string()] = read_bytes(file.path());
+    return files;
+  };
+  const auto expected = prepare("prepared", {});
+  EXPECT_EQ(expected.size(), 5u);
+  EXPECT_TRUE(prepare("prepared_on_ranks", {"--ranks", "2"}) == expected);
 }
 
 TEST_F(PointsProcess, RefusalsAreOneLine) {
