@@ -28,7 +28,8 @@ struct PointFile {
   std::int64_t sets() const { return static_cast<std::int64_t>(labels_N.size()); }
 };
 
-// Reads a whole file, of at most kMaxPointFileValues. std::invalid_argument says why it cannot be read.
+// Reads a whole file, of at most kMaxPointFileValues. std::invalid_argument says why it cannot be
+// read.
 PointFile read_point_file(const std::string& path);
 
 }  // namespace birkhoff

@@ -133,8 +133,8 @@ TEST(PrepareRanks, ADocumentWithoutTokensIsNamed) {
   ASSERT_FALSE(tokenizer.has_end_of_document());
   PrepareOptions several = prepare_options("", {folder / "in"}, "bytes");
   several.valid_fraction = 0;
-  several.like =
-      TokenizerSource{tokenizer.kind(), folder / "single/tokenizer.whitespace", tokenizer.vocabulary()};
+  several.like = TokenizerSource{tokenizer.kind(), folder / "single/tokenizer.whitespace",
+                                 tokenizer.vocabulary()};
   write_text(folder / "in/a", "few words\n");
   write_text(folder / "in/b", "   ");
   write_text(folder / "in/c", "of words\n");

@@ -179,6 +179,16 @@ TEST_F(StopProcess, ARequestEndsAReplayOfAStep) {
   }
 }
 
+TEST_F(StopProcess, ASaveThatFailsOnAnotherRankThanZeroEndsTheRun) {
+  const std::string large = "model.channels=64";  // tensors of which a write can fail
+  Command command = train("lost_save", {"--ranks", "2", "--restarts", "0", "--set", large});
+  command.environment = {{"LD_PRELOAD", RANK_FAULTS}, {"RANK_FAULTS", "1:quota"}};
+  const Finished finished = run_child(command);
+  EXPECT_EQ(finished.code, 6) << finished.err;
+  EXPECT_THAT(finished.err, HasSubstr("failed on rank 1: "));
+  EXPECT_TRUE(checkpoint_names(run("lost_save")).empty());
+}
+
 // No signal is sent, but Slurm will end the job.
 TEST_F(StopProcess, ARunSavesBeforeItsJobEnds) {
   const fs::path programs = folder_->path() / "programs";

@@ -173,16 +173,6 @@ TEST_F(TrainProcessTest, AStopOnNonFiniteNumbersKeepsTheCheckpointFromBefore) {
       << "the error stands in the log too";
 }
 
-TEST_F(TrainProcessTest, ASaveThatFailsOnAnotherRankThanZeroEndsTheRun) {
-  const std::string large = "model.channels=64";  // tensors of which a write can fail
-  Command command = train("lost_save", {"--ranks", "2", "--restarts", "0", "--set", large});
-  command.environment = {{"LD_PRELOAD", RANK_FAULTS}, {"RANK_FAULTS", "1:quota"}};
-  const Finished finished = run_child(command);
-  EXPECT_EQ(finished.code, 6) << finished.err;
-  EXPECT_THAT(finished.err, HasSubstr("failed on rank 1: "));
-  EXPECT_TRUE(checkpoint_names(run("lost_save")).empty());
-}
-
 TEST_F(TrainProcessTest, Sigusr1ToOnesOwnMpirunSaves) {
   Child child(mpirun(2, "by_hand"));
   ASSERT_TRUE(wait_for_step(child, run("by_hand"), 30));
