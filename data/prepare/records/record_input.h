@@ -23,8 +23,8 @@ namespace birkhoff {
 
 // Options of all kinds of records.
 struct RecordOptions {
-  bool labels = true;                   // take those of the input, if it has any
-  bool skip_damaged = false;            // and count them; else the first one ends the command
+  bool labels = true;         // take those of the input, if it has any
+  bool skip_damaged = false;  // and count them; else the first one ends the command
   std::int64_t shard_bytes = shard_format::kRecordShardBytes;  // at most, or a single row
 };
 
