@@ -69,6 +69,16 @@ TEST_P(PointRunMpi, StagesOfZeroTrainAlike) {
     EXPECT_EQ(train(point_config(8, zero), run), Outcome::kDone);
     expect_same_figures(run, "data");
   }
+  if (test_world().size() == 4) {
+    for (int stage = 0; stage <= 3; ++stage) {
+      const std::string run = "nodes-" + std::to_string(stage);
+      EXPECT_EQ(train(point_config(8, {"mesh.ranks_per_node=2",
+                                       "train.zero_stage=" + std::to_string(stage)}),
+                      run),
+                Outcome::kDone);
+      expect_same_figures(run, "data");
+    }
+  }
   if (rank() != 0) return;
   EXPECT_TRUE(figures("data").back().contains("accuracy"));
 }
@@ -88,13 +98,15 @@ TEST_P(PointRunMpi, AResumedRunEndsWithTheSameBits) {
   }
 }
 
-// The running statistics are in the checkpoint, and are not those of the start.
+// The running statistics are in the checkpoint, and each step changes them, but no evaluation.
 TEST_P(PointRunMpi, BatchNormsKeepRunningStatistics) {
   if (GetParam().cuts_batches) return;
   EXPECT_EQ(train(point_config(5), "five"), Outcome::kDone);
-  EXPECT_EQ(train(point_config(6), "six"), Outcome::kDone);
+  EXPECT_EQ(train(point_config(6, {"evaluate.every=0"}), "six"), Outcome::kDone);
+  EXPECT_EQ(train(point_config(6, {"evaluate.every=1"}), "evaluated"), Outcome::kDone);
   if (rank() != 0) return;
   const auto five = checksums("five"), six = checksums("six");
+  EXPECT_EQ(checksums("evaluated"), six);
   int statistics = 0;
   for (const auto& [name, checksum] : five) {
     if (name.find(".running@") == std::string::npos) continue;
