@@ -232,7 +232,11 @@ PrepareResult prepare_records(
   Classes classes(options.class_names, nouns.row, nouns.doubt);
   const std::unique_ptr<RecordInput> made = make_input({inputs, folder, classes, progress});
   RecordInput& input = *made;
+  // Rank 0 goes first: it alone reports what all would find.
+  const auto wait = [&] { ranks->barrier("rank 0 has found the input"); };
+  if (!is_first) wait();
   input.find();
+  if (is_first && ranks != nullptr) wait();
   PrepareResult result;
   result.notes = input.notes();
   result.not_regular = input.scan().not_regular;
