@@ -300,6 +300,10 @@ ForeignHdf5::ForeignHdf5(const std::string& path) {
 
 ForeignHdf5::~ForeignHdf5() { H5Fclose(file_); }
 
+bool ForeignHdf5::has(const std::string& name) const {
+  return H5Lexists(file_, name.c_str(), H5P_DEFAULT) > 0;
+}
+
 Hdf5Values<float> ForeignHdf5::floats(const std::string& name, Interval dimensions,
                                       std::int64_t max_values) const {
   return read_foreign<float>(file_, name, H5T_FLOAT, H5T_NATIVE_FLOAT, dimensions, max_values);

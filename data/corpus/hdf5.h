@@ -49,6 +49,8 @@ class ForeignHdf5 {
   ForeignHdf5(const ForeignHdf5&) = delete;
   ForeignHdf5& operator=(const ForeignHdf5&) = delete;
 
+  // Whether the file's root has a data set of this name.
+  bool has(const std::string& name) const;
   // The data set of 32-bit floating-point numbers, or of integers of any kind, in the file's root.
   // The number of its dimensions must be in the interval. It must lie in this file and have at most
   // `max_values` values, all of them written.

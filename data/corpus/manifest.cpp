@@ -325,21 +325,32 @@ CorpusManifest new_manifest() {
   return manifest;
 }
 
-CorpusManifest::Record label_record(const std::vector<std::string>& class_names) {
+namespace {
+
+CorpusManifest::Record new_record(const char* name, CorpusManifest::Dtype dtype,
+                                  std::initializer_list<std::int64_t> shape) {
   CorpusManifest::Record record;
-  record.set_name("label");
-  record.set_dtype(CorpusManifest::u16);
+  record.set_name(name);
+  record.set_dtype(dtype);
+  for (const std::int64_t size : shape) record.add_shape(size);
+  return record;
+}
+
+}  // namespace
+
+CorpusManifest::Record label_record(const std::vector<std::string>& class_names) {
+  CorpusManifest::Record record = new_record("label", CorpusManifest::u16, {});
   for (const std::string& name : class_names) record.add_class_name(name);
   return record;
 }
 
+CorpusManifest::Record point_record(std::int64_t points, std::int64_t coordinates) {
+  return new_record("points", CorpusManifest::f32, {points, coordinates});
+}
+
 CorpusManifest::Record image_record(std::int64_t rows, std::int64_t columns,
                                     std::int64_t channels) {
-  CorpusManifest::Record record;
-  record.set_name("image");
-  record.set_dtype(CorpusManifest::u8);
-  for (const std::int64_t size : {rows, columns, channels}) record.add_shape(size);
-  return record;
+  return new_record("image", CorpusManifest::u8, {rows, columns, channels});
 }
 
 std::string shard_file_name(const std::string& split, const std::string& array,

@@ -30,8 +30,9 @@ configs::CorpusManifest parse_corpus_manifest(const std::string& json, const std
 
 // A manifest of this version that is still empty.
 configs::CorpusManifest new_manifest();
-// Entries of the records of labels and of images, without rows.
+// Entries of the records of labels, of point sets and of images, without rows.
 configs::CorpusManifest::Record label_record(const std::vector<std::string>& class_names);
+configs::CorpusManifest::Record point_record(std::int64_t points, std::int64_t coordinates);
 configs::CorpusManifest::Record image_record(std::int64_t rows, std::int64_t columns,
                                              std::int64_t channels);
 // The name of the file of a shard. array: the name of its stream or record.

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <optional>
 #include <string_view>
 
 #include "cluster/base/text/number_text.h"
@@ -35,10 +36,20 @@ struct ImageHead {
   std::int64_t label;
 };
 struct FileHead {
-  bool is_picture;
+  std::int64_t is_picture;  // 0 or 1
   std::int64_t images;
   ImageShape shape;
 };
+
+bool is_possible(const ImageShape& shape) {
+  const auto is_side = [](std::int64_t side) { return side >= 1 && side <= kMaxImageSide; };
+  return is_side(shape.size.rows) && is_side(shape.size.columns) &&
+         (shape.channels == 1 || shape.channels == 3);
+}
+
+std::int64_t num_values(const ImageShape& shape) {
+  return shape.size.rows * shape.size.columns * shape.channels;
+}
 
 template <typename Head, typename Element>
 std::string answer_of(const Head& head, const std::vector<Element>& rest) {
@@ -49,14 +60,11 @@ std::string answer_of(const Head& head, const std::vector<Element>& rest) {
   return answer;
 }
 
-// The child may have run code of a malicious file, so the answer may be anything.
+// Nothing if the answer is too short.
 template <typename Head, typename Element>
-Head head_of(const std::string& path, const std::string& answer, std::vector<Element>& rest) {
+std::optional<Head> head_of(const std::string& answer, std::vector<Element>& rest) {
   Head head;
-  if (answer.size() < sizeof head) {
-    fail(ExitCode::kData, "{}: damaged: the process that read it answered {} bytes", path,
-         answer.size());
-  }
+  if (answer.size() < sizeof head) return std::nullopt;
   std::memcpy(&head, answer.data(), sizeof head);
   rest.resize((answer.size() - sizeof head) / sizeof(Element));
   if (!rest.empty())
@@ -94,13 +102,13 @@ class ImageServer {
     std::string start(static_cast<std::size_t>(std::min<std::int64_t>(file.size(), 8)), '\0');
     file.pread_exact(start.data(), start.size(), 0);
     std::vector<std::int64_t> labels;
-    if (is_png(start) || is_jpeg(start)) return answer_of(FileHead{true, 1, {}}, labels);
+    if (is_png(start) || is_jpeg(start)) return answer_of(FileHead{1, 1, {}}, labels);
     ImageArray& array = opened(path);
     array.check();
     labels = array.labels();
     std::sort(labels.begin(), labels.end());
     labels.erase(std::unique(labels.begin(), labels.end()), labels.end());
-    return answer_of(FileHead{false, array.images(), array.shape()}, labels);
+    return answer_of(FileHead{0, array.images(), array.shape()}, labels);
   }
 
   ImageArray& opened(const std::string& path) {
@@ -134,10 +142,15 @@ ImageFile ImageDecoder::inspect(const std::string& path) {
   const std::string damage = answer.damage(path);
   if (!damage.empty()) throw Error(ExitCode::kData, damage);
   ImageFile file;
-  const auto head = head_of<FileHead>(path, answer.text, file.labels);
-  file.is_picture = head.is_picture;
-  file.images = head.images;
-  file.shape = head.shape;
+  const auto head = head_of<FileHead>(answer.text, file.labels);
+  const bool has_labels = !file.labels.empty();
+  if (!head || head->images < 1 || (head->is_picture == 0 && !is_possible(head->shape)) ||
+      (has_labels && file.labels.front() < 0) || !std::ranges::is_sorted(file.labels)) {
+    throw Error(ExitCode::kData, answer.strange(path));
+  }
+  file.is_picture = head->is_picture != 0;
+  file.images = head->images;
+  file.shape = head->shape;
   return file;
 }
 
@@ -152,9 +165,14 @@ void ImageDecoder::decode(const std::vector<WantedImage>& wanted,
     DecodedImage decoded;
     decoded.damage = answer.damage(wanted[i].path);
     if (decoded.damage.empty()) {
-      const auto head = head_of<ImageHead>(wanted[i].path, answer.text, decoded.image.pixels);
-      decoded.image.shape = head.shape;
-      decoded.label = head.label;
+      const auto head = head_of<ImageHead>(answer.text, decoded.image.pixels);
+      if (head && is_possible(head->shape) &&
+          std::ssize(decoded.image.pixels) == num_values(head->shape)) {
+        decoded.image.shape = head->shape;
+        decoded.label = head->label;
+      } else {
+        decoded.damage = answer.strange(wanted[i].path);
+      }
     }
     take(i, std::move(decoded));
   });

@@ -11,7 +11,8 @@ namespace {
 
 constexpr std::int64_t kMaxSets = 1 << 20;
 
-void read_labels(const ForeignHdf5& file, PointFile& points, std::int64_t sets) {
+std::vector<std::int64_t> read_labels(const ForeignHdf5& file, std::int64_t sets) {
+  if (!file.has("label")) return {};
   Hdf5Values<std::int64_t> labels = file.integers("label", {1, 3}, kMaxSets);
   reject_if(labels.shape.size() > 1 && labels.shape[1] != 1,
             "its data set 'label' has {} labels of a set, not 1", labels.shape[1]);
@@ -23,7 +24,7 @@ void read_labels(const ForeignHdf5& file, PointFile& points, std::int64_t sets) 
     reject_if(label < 0 || label == std::numeric_limits<std::int64_t>::max(),
               "the label {} of set {} is negative or above 2^63 - 2", label, i);
   }
-  points.labels_N = std::move(labels.values);
+  return std::move(labels.values);
 }
 
 }  // namespace
@@ -41,7 +42,8 @@ PointFile read_point_file(const std::string& path) {
               i % static_cast<std::size_t>(data.shape[2]),
               i % row / static_cast<std::size_t>(data.shape[2]), i / row, data.values[i]);
   }
-  read_labels(file, points, data.shape[0]);
+  points.sets = data.shape[0];
+  points.labels_N = read_labels(file, points.sets);
   points.values_NMP = std::move(data.values);
   return points;
 }

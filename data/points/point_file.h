@@ -21,11 +21,10 @@ struct PointShape {
 };
 
 struct PointFile {
+  std::int64_t sets = 0;
   PointShape shape;
   std::vector<float> values_NMP;       // all finite
-  std::vector<std::int64_t> labels_N;  // not negative
-
-  std::int64_t sets() const { return static_cast<std::int64_t>(labels_N.size()); }
+  std::vector<std::int64_t> labels_N;  // not negative; empty: the file has none
 };
 
 // Reads a whole file, of at most kMaxPointFileValues. std::invalid_argument says why it cannot be

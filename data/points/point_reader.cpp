@@ -8,6 +8,7 @@
 #include <stdexcept>
 #include <string_view>
 
+#include "cluster/base/files/file.h"
 #include "cluster/base/text/number_text.h"
 #include "configs/loader/message_text.h"
 
@@ -31,12 +32,6 @@ std::vector<T> values_of(std::string_view bytes) {
   return values;
 }
 
-// An answer may be anything: a parser of a malicious file makes it.
-std::string damage_of(const std::string& path, const std::string& answer) {
-  return fmt::format("{}: damaged: the process that reads it answered {} strange bytes", path,
-                     answer.size());
-}
-
 // Lives in the child.
 class PointServer {
  public:
@@ -48,9 +43,11 @@ class PointServer {
       if (request.substr(0, space) == kInspectSets) return head_of(file);
       const auto set =
           parse_number<std::int64_t>(std::string_view(request).substr(0, space)).value();
-      reject_if(set >= file.sets(), "has only {} sets: it changed", file.sets());
+      reject_if(set >= file.sets, "has only {} sets: it changed", file.sets);
       std::string bytes;
-      append(bytes, &file.labels_N[static_cast<std::size_t>(set)], 1);
+      const std::int64_t label =
+          file.labels_N.empty() ? -1 : file.labels_N[static_cast<std::size_t>(set)];
+      append(bytes, &label, 1);
       const std::int64_t values = file.shape.points * file.shape.coordinates;
       append(bytes, file.values_NMP.data() + set * values, static_cast<std::size_t>(values));
       return bytes;
@@ -62,7 +59,7 @@ class PointServer {
 
  private:
   static std::string head_of(const PointFile& file) {
-    const std::int64_t sizes[] = {file.sets(), file.shape.points, file.shape.coordinates};
+    const std::int64_t sizes[] = {file.sets, file.shape.points, file.shape.coordinates};
     std::vector<std::int64_t> labels = file.labels_N;
     std::sort(labels.begin(), labels.end());
     labels.erase(std::unique(labels.begin(), labels.end()), labels.end());
@@ -74,7 +71,8 @@ class PointServer {
 
   const PointFile& opened(const std::string& path) {
     if (!file_ || path_ != path) {
-      file_.reset();  // first: two may not fit into memory
+      file_.reset();              // first: two may not fit into memory
+      File::open_for_read(path);  // throws errors of the file system, which HDF5 does not tell
       file_ = read_point_file(path);
       path_ = path;
     }
@@ -99,10 +97,11 @@ PointFileHead PointReader::inspect(const std::string& path) {
   const auto numbers = values_of<std::int64_t>(answer.text);
   const auto labels = std::span(numbers).subspan(std::min<std::size_t>(3, numbers.size()));
   const auto is_size = [](std::int64_t size) { return size >= 1 && size <= kMaxPointFileValues; };
-  if (labels.empty() || labels.front() < 0 || !std::ranges::is_sorted(labels) ||
+  if (numbers.size() < 3 || (!labels.empty() && labels.front() < 0) ||
+      !std::ranges::is_sorted(labels) ||
       !std::ranges::all_of(std::span(numbers).first(3), is_size) ||
       numbers[0] > kMaxPointFileValues / numbers[1] / numbers[2]) {
-    throw Error(ExitCode::kData, damage_of(path, answer.text));
+    throw Error(ExitCode::kData, answer.strange(path));
   }
   return {numbers[0], {numbers[1], numbers[2]}, {labels.begin(), labels.end()}};
 }
@@ -117,7 +116,7 @@ void PointReader::read(const std::vector<WantedSet>& wanted,
     if (set.damage.empty()) {
       const std::string_view bytes = answer.text;
       if (bytes.size() < sizeof set.label) {
-        set.damage = damage_of(wanted[i].path, answer.text);
+        set.damage = answer.strange(wanted[i].path);
       } else {
         set.label = values_of<std::int64_t>(bytes.substr(0, sizeof set.label))[0];
         set.values = values_of<char>(bytes.substr(sizeof set.label));

@@ -16,7 +16,7 @@ namespace birkhoff {
 struct PointFileHead {
   std::int64_t sets = 0;
   PointShape shape;
-  std::vector<std::int64_t> labels;  // the different ones, ascending
+  std::vector<std::int64_t> labels;  // the different ones, ascending; empty: the file has none
 };
 
 struct WantedSet {
@@ -25,8 +25,8 @@ struct WantedSet {
 };
 
 struct PointSet {
-  std::string damage;  // not empty: why there is no set, beginning with the path
-  std::int64_t label = 0;
+  std::string damage;        // not empty: why there is no set, beginning with the path
+  std::int64_t label = -1;   // -1: the file has none
   std::vector<char> values;  // f32 [points, coordinates]
 };
 

@@ -203,13 +203,15 @@ CorpusManifest::Counts TextEncoder::gathered_counts(const Output& output) {
 std::string TextEncoder::gathered_loss() {
   std::string first;
   std::int64_t first_part = 0;
-  for (const std::string& found :
-       ranks_.all_gather_bytes(fmt::format("{} {}", lost_part_, lost_), "lost text")) {
-    const std::size_t space = found.find(' ');
-    const std::int64_t part = std::stoll(found.substr(0, space));
+  std::string mine;
+  pack(std::vector{lost_part_}, mine);
+  pack(lost_, mine);
+  for (const std::string& found : ranks_.all_gather_bytes(mine, "lost text")) {
+    std::string_view rest = found;
+    const std::int64_t part = unpack<std::vector<std::int64_t>>(rest).at(0);
     if (part == 0 || (first_part != 0 && first_part < part)) continue;
     first_part = part;
-    first = found.substr(space + 1);
+    first = unpack<std::string>(rest);
   }
   return first;
 }

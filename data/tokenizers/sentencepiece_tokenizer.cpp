@@ -14,6 +14,7 @@
 #include "cluster/base/text/utf8.h"
 #include "configs/loader/message_text.h"
 #include "data/tokenizers/byte_pairs.h"
+#include "data/tokenizers/line_iterator.h"
 #include "data/tokenizers/tokenizer_file.h"
 #include "data/tokenizers/word_cache.h"
 
@@ -134,19 +135,6 @@ class SubwordTokenizer final : public Tokenizer {
   std::vector<std::optional<std::string>> pieces_;  // by id
   mutable std::mutex mutex_;                        // of words_
   mutable WordCache words_;                         // without unknown ids
-};
-
-class LineIterator final : public sentencepiece::SentenceIterator {
- public:
-  explicit LineIterator(const std::vector<std::string>& lines) : lines_(lines) {}
-  bool done() const override { return next_ == lines_.size(); }
-  void Next() override { ++next_; }
-  const std::string& value() const override { return lines_[next_]; }
-  sentencepiece::util::Status status() const override { return {}; }
-
- private:
-  const std::vector<std::string>& lines_;
-  std::size_t next_ = 0;
 };
 
 }  // namespace

@@ -118,8 +118,7 @@ void CommandLine::take_prepare_order() {
     if (name == "--valid" || name == "--test" || name == "--train" || name == "PATH") {
       prepare_.texts.push_back({name, value});
     } else if (name != "--ranks") {
-      const bool is_flag = option->get_items_expected_max() == 0;
-      prepare_.for_ranks.push_back(is_flag ? name : name + "=" + value);
+      prepare_.for_ranks.push_back(name + "=" + value);
     }
   }
 }

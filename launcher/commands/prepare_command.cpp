@@ -188,18 +188,18 @@ Records record_options(const PrepareArguments& arguments) {
                                   : "--vocab-size",
          arguments.images ? "--images" : "--points");
   }
-  ImageOptions options;
-  if (!arguments.image_size.empty()) options.form.size = image_size(arguments.image_size);
-  if (arguments.channels != 0) options.form.channels = arguments.channels;
   if (arguments.unlabeled && !arguments.like.empty()) {
     fail(ExitCode::kUsage,
          "--like {}: gives the classes of {}, but --unlabeled makes no labels; leave one out",
          arguments.like, arguments.images ? kImageNouns.rows : kPointNouns.rows);
   }
-  options.labels = !arguments.unlabeled;
-  options.skip_damaged = arguments.skip_damaged;
-  if (arguments.images) return options;
-  return PointOptions(options);
+  const RecordOptions records{.labels = !arguments.unlabeled,
+                              .skip_damaged = arguments.skip_damaged};
+  if (arguments.points) return records;
+  ImageOptions images{records, {}};
+  if (!arguments.image_size.empty()) images.form.size = image_size(arguments.image_size);
+  if (arguments.channels != 0) images.form.channels = arguments.channels;
+  return images;
 }
 
 // Prints notes about the arguments.

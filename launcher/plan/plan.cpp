@@ -9,6 +9,7 @@
 #include <memory>
 
 #include "cluster/base/cpu.h"
+#include "configs/loader/check.h"
 #include "configs/schema/options.pb.h"
 #include "data/batch/partition.h"
 #include "launcher/measure/synthetic_training.h"
@@ -130,11 +131,14 @@ class Planner {
     plan_.tables.push_back(std::move(table));
   }
 
+  bool may_recompute() const { return !has_batch_norm(config_.task()); }
+
   void run_trials() {
     Trial trial(config_, request_.vocabulary, micro_batch_);
     layers_flops_ = trial.layers_flops_per_sequence() * static_cast<double>(rows_);
     const bool recompute = config_.train().recompute();
-    for (const bool each : {!recompute, recompute}) memory_[each] = trial.memory(each);
+    if (may_recompute()) memory_[!recompute] = trial.memory(!recompute);
+    memory_[recompute] = trial.memory(recompute);
     if (!trial.layers_fit()) {
       note(
           "Activations of the layers are estimated for usual layers and may be off by half: "
@@ -168,10 +172,13 @@ class Planner {
       RankState state;
       bool recompute;
     };
-    std::vector<Variant> variants = {{state_, train.recompute()}, {state_, !train.recompute()}};
-    table.columns = {{"configured", "MB as configured", kMega},
-                     {train.recompute() ? "without_recompute" : "with_recompute",
-                      train.recompute() ? "without recompute" : "with recompute", kMega}};
+    std::vector<Variant> variants = {{state_, train.recompute()}};
+    table.columns = {{"configured", "MB as configured", kMega}};
+    if (may_recompute()) {
+      variants.push_back({state_, !train.recompute()});
+      table.columns.push_back({train.recompute() ? "without_recompute" : "with_recompute",
+                               train.recompute() ? "without recompute" : "with recompute", kMega});
+    }
     if (request_.ranks > 1 && optimizer_has_slices(train.optimizer())) {
       variants.push_back({state_with(train.zero_stage() > 0 ? 0 : 1), train.recompute()});
       table.columns.push_back({train.zero_stage() > 0 ? "without_zero" : "with_zero",

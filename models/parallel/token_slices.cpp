@@ -8,12 +8,12 @@
 #include <torch/csrc/autograd/custom_function.h>
 
 #include <algorithm>
-#include <bit>
 #include <cstdint>
 
 #include "cluster/base/collectives/process_group.h"
 #include "cluster/base/error.h"
 #include "cluster/base/tensors/second_gradient.h"
+#include "models/parallel/saved_group.h"
 
 namespace birkhoff {
 namespace {
@@ -25,15 +25,6 @@ constexpr char kProductRows[] = "tokens of products", kGatheredRows[] = "tokens"
 
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
-
-// The group outlives the model, and a model its graphs.
-void save_group(AutogradContext* context, ProcessGroup& group) {
-  context->saved_data["group"] = static_cast<std::int64_t>(reinterpret_cast<std::intptr_t>(&group));
-}
-ProcessGroup& saved_group(AutogradContext* context) {
-  return *std::bit_cast<ProcessGroup*>(
-      static_cast<std::intptr_t>(context->saved_data["group"].toInt()));
-}
 
 at::Tensor all_gather_rows(ProcessGroup& group, const at::Tensor& x_nC, const char* name) {
   at::Tensor x_NC = at::empty({group.size() * x_nC.size(0), x_nC.size(1)}, x_nC.options());
@@ -65,12 +56,12 @@ struct ExchangeRows : torch::autograd::Function<ExchangeRows<gathers>> {
     return gather ? all_gather_rows(group, x, kGatheredRows) : sum_rows(group, x);
   }
   static at::Tensor forward(AutogradContext* context, const at::Tensor& x, ProcessGroup* group) {
-    save_group(context, *group);
+    save_group(context, group);
     return exchange(gathers, *group, x);
   }
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
     refuse_second_gradient();
-    return {exchange(!gathers, saved_group(context), gradients[0]), at::Tensor()};
+    return {exchange(!gathers, *saved_group(context), gradients[0]), at::Tensor()};
   }
 };
 
@@ -80,7 +71,7 @@ struct GatherLinear : torch::autograd::Function<GatherLinear> {
   static variable_list forward(AutogradContext* context, const at::Tensor& x_nC,
                                const at::Tensor& weight_OC, at::TensorList bias_O,
                                ProcessGroup* group) {
-    save_group(context, *group);
+    save_group(context, group);
     context->set_materialize_grads(false);  // x_NC may be unused
     context->save_for_backward({x_nC, weight_OC});
     context->saved_data["bias"] = !bias_O.empty();
@@ -91,7 +82,7 @@ struct GatherLinear : torch::autograd::Function<GatherLinear> {
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
     refuse_second_gradient();
     require(gradients[0].defined(), "a linear layer's outputs are used");
-    ProcessGroup& group = saved_group(context);
+    ProcessGroup& group = *saved_group(context);
     const variable_list saved = context->get_saved_variables();
     const at::Tensor &x_nC = saved[0], &weight_OC = saved[1], &d_y_NO = gradients[0];
     at::Tensor x_NC = at::empty({group.size() * x_nC.size(0), x_nC.size(1)}, x_nC.options());

@@ -10,9 +10,10 @@
 #include <fmt/format.h>
 #include <torch/csrc/autograd/custom_function.h>
 
-#include <bit>
+#include <algorithm>
 
 #include "cluster/base/tensors/second_gradient.h"
+#include "models/parallel/saved_group.h"
 
 namespace birkhoff {
 namespace {
@@ -55,9 +56,7 @@ struct NormalizeOverBatch : torch::autograd::Function<NormalizeOverBatch> {
     const at::Tensor mean_variance_2C = at::stack({mean_C, squares_C / (count - 1).clamp_min(1)});
     context->save_for_backward({normal_RC, inverse_C, count});
     context->mark_non_differentiable({mean_variance_2C});
-    // The group outlives the model, and a model its graphs.
-    context->saved_data["group"] =
-        static_cast<std::int64_t>(reinterpret_cast<std::intptr_t>(group));
+    save_group(context, group);
     return {normal_RC, mean_variance_2C};
   }
 
@@ -67,8 +66,7 @@ struct NormalizeOverBatch : torch::autograd::Function<NormalizeOverBatch> {
     const variable_list saved = context->get_saved_variables();
     const at::Tensor &normal_RC = saved[0], &inverse_C = saved[1], &count = saved[2],
                      &d_RC = gradients[0];
-    auto* const group = std::bit_cast<ProcessGroup*>(
-        static_cast<std::intptr_t>(context->saved_data["group"].toInt()));
+    ProcessGroup* const group = saved_group(context);
     const at::Tensor sums_2C = at::stack({d_RC.sum(0), (d_RC * normal_RC).sum(0)}).to(at::kDouble);
     if (group != nullptr && group->size() > 1)
       group->all_reduce(sums_2C, ReduceOp::kSum, "gradient of batch norm");

@@ -253,6 +253,11 @@ std::string LimitedChild::Answer::damage(const std::string& path) const {
   throw Error(code, text);
 }
 
+std::string LimitedChild::Answer::strange(const std::string& path) const {
+  return fmt::format("{}: damaged: the process that read it answered {} strange bytes", path,
+                     text.size());
+}
+
 LimitedChild::Answer LimitedChild::answer(const std::string& request) {
   Answer only;
   answer({request}, [&](std::size_t, Answer answer) { only = std::move(answer); });

@@ -42,6 +42,9 @@ class LimitedChild {
     // Why the file that the request was about could not be read, beginning with its path; empty: it
     // could. Throws errors of the machine and of the file system.
     std::string damage(const std::string& path) const;
+    // The damage of a file whose answer has not the form that it should have: code of a malicious
+    // file may have run in the child.
+    std::string strange(const std::string& path) const;
   };
 
   explicit LimitedChild(Serve serve, ChildLimits limits = {});

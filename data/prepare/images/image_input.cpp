@@ -1,5 +1,7 @@
 #include "data/prepare/images/image_input.h"
 
+#include <algorithm>
+
 #include "cluster/base/error.h"
 #include "cluster/base/files/file.h"
 #include "cluster/base/text/plural.h"
@@ -25,8 +27,7 @@ std::string size_text(ImageSize size) { return fmt::format("{} x {}", size.rows,
 
 class ImageReader final : public RowReader {
  public:
-  explicit ImageReader(const ImageInput& input, const ImageForm& form)
-      : input_(input), decoder_(form) {}
+  ImageReader(const ImageInput& input, const ImageForm& form) : input_(input), decoder_(form) {}
 
   void read(const std::vector<WantedRow>& wanted,
             const std::function<void(std::size_t, const ReadRow&)>& take) override {

@@ -1,6 +1,5 @@
 #include "data/prepare/points/point_input.h"
 
-#include <algorithm>
 #include <filesystem>
 
 #include "cluster/base/error.h"
@@ -84,12 +83,7 @@ const PointShape& PointInput::shape() const {
 }
 
 configs::CorpusManifest::Record PointInput::record() const {
-  configs::CorpusManifest::Record record;
-  record.set_name("points");
-  record.set_dtype(configs::CorpusManifest::f32);
-  record.add_shape(shape().points);
-  record.add_shape(shape().coordinates);
-  return record;
+  return point_record(shape().points, shape().coordinates);
 }
 
 std::string PointInput::describe() const {
@@ -101,9 +95,8 @@ std::unique_ptr<RowReader> PointInput::reader() const {
 }
 
 std::string PointInput::class_of(const std::string& path, std::int64_t label) const {
-  if (names_.empty()) return std::to_string(label);
-  if (label < 0 || label >= std::ssize(names_)) fail_as_changed(path);
-  return names_[static_cast<std::size_t>(label)];
+  if (label < 0 || (!names_.empty() && label >= std::ssize(names_))) fail_as_changed(path);
+  return names_.empty() ? std::to_string(label) : names_[static_cast<std::size_t>(label)];
 }
 
 void PointInput::require_size(const std::string& path, std::size_t bytes) const {
@@ -124,22 +117,10 @@ const RecordInput::FileRows* PointInput::rows_in(const Document& file) {
 void PointInput::find_in(const Document& file) {
   if (!has_suffix(file.name, {".h5", ".hdf5"}) && !is_given(file)) return leave_out(file);
   PointFileHead head;
-  const bool is_read = reads_file([&] {
-    head = reader_.inspect(file.path);
-    const std::vector<std::string> names = names_for(file.path);
-    if (options_.labels && !names.empty() && head.labels.back() >= std::ssize(names)) {
-      fail(ExitCode::kData, "{}: a set has the label {}, but {} names {}, from 0 on", file.path,
-           head.labels.back(), next_to(file.path, kNamesFile),
-           counted(std::ssize(names), "class", "classes"));
-    }
-  });
-  if (!is_read) return;
+  if (!reads_file([&] { head = reader_.inspect(file.path); })) return;
   note_shape(file, head.shape);
-  note_names(file);
-  note_file(file, /*has_class=*/true);
-  if (options_.labels) {
-    for (const std::int64_t label : head.labels) add_class(file, class_of(file.path, label));
-  }
+  note_file(file, /*has_class=*/!head.labels.empty());
+  if (options_.labels && !head.labels.empty()) note_labels(file, head.labels);
   files_[file.path] = {.rows = head.sets};
   if (file.split != kTrain || warned_of_test_ ||
       lower_case(file.name.substr(file.name.rfind('/') + 1)).find("test") == std::string::npos)
@@ -163,10 +144,22 @@ void PointInput::note_shape(const Document& file, const PointShape& shape) {
        shape_->coordinates);
 }
 
-// Also those classes get a value that have no set.
-void PointInput::note_names(const Document& file) {
+void PointInput::note_labels(const Document& file, const std::vector<std::int64_t>& labels) {
   const std::vector<std::string> names = names_for(file.path);
-  if (file.shown_path == first_) {
+  if (!names.empty() && labels.back() >= std::ssize(names)) {
+    fail(ExitCode::kData,
+         "{}: a set has the label {}, but {} names {}, from 0 on; repair one, or give --unlabeled",
+         file.path, labels.back(), next_to(file.path, kNamesFile),
+         counted(std::ssize(names), "class", "classes"));
+  }
+  note_names(file, names);
+  for (const std::int64_t label : labels) add_class(file, class_of(file.path, label));
+}
+
+// Also those classes get a value that have no set.
+void PointInput::note_names(const Document& file, const std::vector<std::string>& names) {
+  if (first_labeled_.empty()) {
+    first_labeled_ = file.shown_path;
     names_ = names;
     const bool are_known = !context().classes.names().empty();  // by --like
     if (!are_known) {
@@ -174,9 +167,14 @@ void PointInput::note_names(const Document& file) {
     }
   }
   if (names == names_) return;
+  const std::string& without = names.empty() ? file.shown_path : first_labeled_;
+  if (names.empty() || names_.empty()) {
+    fail(ExitCode::kUsage,
+         "{}: has no {} next to it, but {} has one; give files with the same classes", without,
+         kNamesFile, names.empty() ? first_labeled_ : file.shown_path);
+  }
   fail(ExitCode::kUsage, "{}: {} differs from the one of {}; give files with the same classes",
-       file.shown_path,
-       names.empty() ? "it lacks " + std::string(kNamesFile) + ", which" : kNamesFile, first_);
+       file.shown_path, kNamesFile, first_labeled_);
 }
 
 std::vector<std::string> without_lists(const std::vector<std::string>& paths) {
@@ -186,7 +184,9 @@ std::vector<std::string> without_lists(const std::vector<std::string>& paths) {
       files.push_back(path);
       continue;
     }
-    for (const std::string& line : lines_of(path)) {
+    const std::vector<std::string> lines = lines_of(path);
+    if (lines.empty()) fail(ExitCode::kUsage, "{}: names no file; give the files themselves", path);
+    for (const std::string& line : lines) {
       const std::string file = next_to(path, line.substr(line.rfind('/') + 1));
       if (!path_exists(file)) {
         fail(ExitCode::kUsage, "{}: names {}, but there is no {}; give the files themselves", path,

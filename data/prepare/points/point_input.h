@@ -44,20 +44,21 @@ class PointInput final : public RecordInput {
  private:
   void find_in(const Document& file);
   void note_shape(const Document& file, const PointShape& shape);
-  void note_names(const Document& file);
+  void note_labels(const Document& file, const std::vector<std::int64_t>& labels);
+  void note_names(const Document& file, const std::vector<std::string>& names);
   const PointShape& shape() const;
 
   const PointOptions& options_;
   PointReader reader_;
   std::map<std::string, FileRows> files_;  // by path
   std::optional<PointShape> shape_;
-  std::string first_;               // the first file
-  std::vector<std::string> names_;  // of the labels 0, 1, ...; empty: there are none
+  std::string first_, first_labeled_;  // the first file, and the first with labels
+  std::vector<std::string> names_;     // of the labels 0, 1, ...; empty: there are none
   bool warned_of_test_ = false;
 };
 
 // Replaces each list of files (a path that ends in .txt) by the files whose names its lines end in,
-// next to it. Error(kUsage): such a file is missing.
+// next to it. Error(kUsage): a list is empty, or such a file is missing.
 std::vector<std::string> without_lists(const std::vector<std::string>& paths);
 
 }  // namespace birkhoff
