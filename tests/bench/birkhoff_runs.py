@@ -77,9 +77,11 @@ def train(config, run, settings=(), ranks=None, threads=None):
 
 def kept(folder, name, compute):
     """The result of compute(), which is kept as FOLDER/NAME-COMMIT.json and not computed again at
-    this commit."""
+    this commit. With uncommitted changes it is computed each time."""
     commit = subprocess.run(["git", "describe", "--always", "--dirty", "--exclude=*"], cwd=ROOT,
                             capture_output=True, text=True, check=True).stdout.strip()
+    if commit.endswith("-dirty"):
+        return compute()
     file = pathlib.Path(folder) / f"{name}-{commit}.json"
     if not file.exists():
         found = compute()

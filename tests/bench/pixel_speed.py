@@ -1,7 +1,8 @@
 """Seconds of a training step of a pixel model on one image of 32 x 32 x 3 and of 64 x 64 x 3
 values, with dense, routing and Sinkhorn attention, next to PyTorch's scaled_dot_product_attention
 in a model of the same size, in fp32. Rounds are interleaved; all have the same threads. PyTorch
-runs with its default matrix products and with oneDNN's; the faster is the base of the ratios.
+runs with its default matrix products and with oneDNN's, which it uses only if products may be
+rounded to bf16; the faster is the base of the ratios.
 
     python tests/bench/pixel_speed.py
     python tests/bench/pixel_speed.py --values 3072 --rounds 5

@@ -10,7 +10,6 @@ one linear layer or by a network of two.
 """
 
 import argparse
-import json
 import statistics
 import subprocess
 
@@ -71,15 +70,13 @@ def corpus():
 def accuracy(arm, seed, steps):
     """Of one run; finished runs are kept."""
     name, settings = ARMS[arm]
-    file = FOLDER / f"{name}-seed-{seed}-steps-{steps}.json"
-    if not file.exists():
+
+    def trained():
         lines = runs.train(FOLDER / "config.txtpb", FOLDER / "run", [
             f"train.steps={steps}", f"train.seed={seed}", *settings])
-        found = [line["accuracy"] for line in lines if "split" in line][-1]
-        temporary = file.with_suffix(".tmp")
-        temporary.write_text(json.dumps(found))
-        temporary.rename(file)
-    return json.loads(file.read_text())
+        return [line["accuracy"] for line in lines if "split" in line][-1]
+
+    return runs.kept(FOLDER, f"{name}-seed-{seed}-steps-{steps}", trained)
 
 
 def sets(count, generator):

@@ -9,6 +9,8 @@
 #include <sentencepiece_processor.h>
 
 #include <chrono>
+#include <cstdint>
+#include <cstdlib>
 #include <ctime>
 #include <fstream>
 #include <functional>
@@ -66,7 +68,8 @@ int encode(const std::string& model, const std::string& path) {
   std::vector<int> ids;
   return measure(path, [&](const std::string& line) {
     ids.clear();
-    return processor.Encode(line, &ids).ok() ? std::ssize(ids) : -1;
+    if (!processor.Encode(line, &ids).ok()) std::exit(1);
+    return std::ssize(ids);
   });
 }
 

@@ -143,7 +143,10 @@ class Laboratory:
             result, _ = self.replay(cluster, ranks, rate, settings, 9)
         sent = ranks * sum(group["planned_bytes_to_other_nodes"]
                            for group in result["groups"].values())
-        gbs = sent / (result["step_seconds"] - result["simulated_seconds"]) / 1e9
+        seconds = result["step_seconds"] - result["simulated_seconds"]
+        if seconds <= 0:
+            raise SystemExit(f"{link}: a step takes no longer than its latency: link too fast")
+        gbs = sent / seconds / 1e9
         self.between[link] = (gbs, latency * 1e6)
         groups = ", a group a rank" if own_groups else ""
         print(f"| between {hosts} hosts, {rate}{groups} | {ranks} | {gbs:.4g} | "

@@ -82,7 +82,7 @@ TEST_P(PrepareOnThreads, MakesTheSameBytes) {
   const Notes notes = prepare_on(1, options_, folder_ / "one");
   verify_corpus(Corpus(folder_ / "one"));
   const auto expected = content_of(folder_ / "one");
-  EXPECT_GE(expected.size(), 5u);  // several shards
+  EXPECT_TRUE(expected.contains("train-tokens-00001.h5")) << "several shards";
   for (const int num_ranks : {2, 3, 5}) {
     const std::string out = folder_ / fmt::format("ranks{}", num_ranks);
     EXPECT_EQ(prepare_on(num_ranks, options_, out), notes);

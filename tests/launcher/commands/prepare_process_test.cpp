@@ -5,6 +5,8 @@
 
 #include <chrono>
 #include <csignal>
+#include <cstdlib>
+#include <filesystem>
 #include <random>
 #include <thread>
 
@@ -130,7 +132,7 @@ TEST_P(PrepareOnRanks, ContinuesAfterAStop) {
     const Finished stopped = child.finish();
     EXPECT_EQ(stopped.code, 75) << stopped.err;
     EXPECT_THAT(stopped.err, HasSubstr("run the same command"));
-    EXPECT_EQ(std::filesystem::exists(out + "/" + file), true);
+    EXPECT_TRUE(std::filesystem::exists(out + "/" + file));
     expect_done(run_child(prepare(out, is_images() ? "" : "--ranks 3")));
     EXPECT_TRUE(content(out) == expected) << file;
   }
@@ -160,6 +162,7 @@ TEST_P(PrepareOnRanks, KillsAtRandomMomentsChangeNothing) {
     kill_all(victims);
     const Finished finished = child.finish();
     EXPECT_TRUE(wait_until_none(killed, std::chrono::seconds(20), "prepare"));
+    if (victims.empty()) EXPECT_EQ(finished.code, 0) << finished.err;
     num_killed += finished.code != 0;
     if (finished.code != 0 && kill % 2 == 0) continue;  // killed again before it is done
     expect_done(run_child(prepare(killed, kill % 4 == 1 ? "" : "--ranks 3")));
@@ -168,8 +171,10 @@ TEST_P(PrepareOnRanks, KillsAtRandomMomentsChangeNothing) {
   }
   expect_done(run_child(prepare(killed, "--ranks 2")));
   EXPECT_TRUE(content(killed) == expected);
-  EXPECT_GE(num_killed, num_kills / 2);
-  fmt::print("tried {} kills, of which {} ended the command\n", num_kills, num_killed);
+  // Kills before the ranks start, or after they end, hit nothing.
+  EXPECT_GE(num_killed, num_kills / 4);
+  fmt::print("{}: tried {} kills, lost {}, {} ended the command\n", GetParam().name, num_kills,
+             HasFailure() ? "some" : "0", num_killed);
 }
 
 TEST_P(PrepareOnRanks, ArgumentsReachTheRanks) {
