@@ -8,7 +8,8 @@
 
 namespace birkhoff {
 
-// Its peak since the last call with `reset`, in bytes. std::runtime_error: the system does not tell.
+// Its peak since the last call with `reset`, in bytes. std::runtime_error if the system does not
+// tell.
 inline std::int64_t peak_memory(bool reset) {
   if (reset && !(std::ofstream("/proc/self/clear_refs") << "5" << std::flush))
     throw std::runtime_error("/proc/self/clear_refs cannot be written");

@@ -1,5 +1,5 @@
-// A group of ranks in the context of an autograd function, for its backward pass. The group outlives
-// the model, and a model its graphs.
+// A group of ranks in the context of an autograd function, for its backward pass. The group
+// outlives the model, and a model its graphs.
 #pragma once
 
 #include <torch/csrc/autograd/custom_function.h>

@@ -54,6 +54,7 @@ class PrepareOnThreads : public testing::TestWithParam<const char*> {
       write_text(folder_ / "in/large", lines);
       std::filesystem::remove_all(folder_ / "in/small");
       options_.format = {.kind = TextFormat::kJsonLines, .name = "text"};
+      options_.shard_tokens = 20'000;
     }
     if (kind == "table") {
       std::string rows = "label\ttext\n";

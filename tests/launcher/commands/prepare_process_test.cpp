@@ -162,7 +162,9 @@ TEST_P(PrepareOnRanks, KillsAtRandomMomentsChangeNothing) {
     kill_all(victims);
     const Finished finished = child.finish();
     EXPECT_TRUE(wait_until_none(killed, std::chrono::seconds(20), "prepare"));
-    if (victims.empty()) EXPECT_EQ(finished.code, 0) << finished.err;
+    if (victims.empty()) {
+      EXPECT_EQ(finished.code, 0) << finished.err;
+    }
     num_killed += finished.code != 0;
     if (finished.code != 0 && kill % 2 == 0) continue;  // killed again before it is done
     expect_done(run_child(prepare(killed, kill % 4 == 1 ? "" : "--ranks 3")));
