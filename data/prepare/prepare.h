@@ -89,7 +89,7 @@ struct PrepareResult {
 //
 // ranks: if not null, they divide the work; collective over them. The bytes are those of one rank.
 // All ranks read all of the text, so Error(kUsage) if a path is a pipe, and Error(kData) if they
-// see different files. A tokenizer is learned by rank 0 alone. The result is rank 0's.
+// see different files. Rank 0 learns the tokenizer, and the result is rank 0's.
 PrepareResult prepare_corpus(const PrepareOptions& options,
                              const std::function<void(const PrepareProgress&)>& progress = {},
                              ProcessGroup* ranks = nullptr);

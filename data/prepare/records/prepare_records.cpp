@@ -232,7 +232,7 @@ PrepareResult prepare_records(
   Classes classes(options.class_names, nouns.row, nouns.doubt);
   const std::unique_ptr<RecordInput> made = make_input({inputs, folder, classes, progress});
   RecordInput& input = *made;
-  // Rank 0 goes first: it alone reports what all would find.
+  // Rank 0 goes first, so that one rank reports what all of them find.
   const auto wait = [&] { ranks->barrier("rank 0 has found the input"); };
   if (!is_first) wait();
   input.find();

@@ -65,8 +65,8 @@ class PointsProcess : public ProgramTest {
   static void TearDownTestSuite() { remove_folder(); }
 };
 
-// A point alone tells nothing about which of the 4 classes its set has: a classifier of a single
-// point is right in a quarter of cases, however it is trained.
+// A classifier that sees one point of a set is right in a quarter of cases, however it is trained,
+// because a single point says nothing about which of the 4 classes the set has.
 TEST_F(PointsProcess, CountsClusters) {
   EXPECT_THAT(out_of({"eval", "run"}), HasSubstr(" nats per set, "));
   const auto figures = nlohmann::json::parse(out_of({"eval", "run", "--json"}));

@@ -138,7 +138,7 @@ TEST(PointCloudTransformer, IsItsDefinition) {
   }
 }
 
-// A layer alone: outputs follow the points, and each matters.
+// Permuted points have permuted outputs, and each output depends on every point.
 TEST(OffsetAttention, PermutedPointsHavePermutedOutputs) {
   for (const int half_steps : {1, 2, 7}) {
     const configs::Config config =
