@@ -138,7 +138,6 @@ TEST(PointCloudTransformer, IsItsDefinition) {
   }
 }
 
-// Permuted points have permuted outputs, and each output depends on every point.
 TEST(OffsetAttention, PermutedPointsHavePermutedOutputs) {
   for (const int half_steps : {1, 2, 7}) {
     const configs::Config config =
