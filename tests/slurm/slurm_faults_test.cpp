@@ -77,8 +77,7 @@ class SlurmFaults : public Slurm {
     submit(name, kReadMs,
            {"--nodes", "4", "--spare-nodes", "1", "--restarts", "5", "--set", steps, "--set",
             "train.schedule.shape=constant", "--set", "evaluate.every=0", "--set",
-            "checkpoint.every=" + every},
-           "launch_seconds: 60");
+            "checkpoint.every=" + every});
     dead_ = 0;
   }
   static std::string job(const std::string& name) { return submitted_jobs(run(name)).back().id; }

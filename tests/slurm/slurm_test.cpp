@@ -3,7 +3,6 @@
 #include <csignal>
 
 #include "slurm_fixture.h"
-#include "tests/sanitized.h"
 
 namespace birkhoff {
 namespace {
