@@ -28,6 +28,7 @@ class Decoder;
 // What a model reads and predicts, as far as the corpus determines it.
 struct ModelInputs {
   std::int64_t vocabulary = 0;           // ids of the corpus tokenizer
+  std::int64_t source_vocabulary = 0;    // of translation: ids of the sources' tokenizer
   std::vector<std::string> class_names;  // of the labels 0, 1, ...; empty: no labels
   std::optional<ImageDims> image{};      // of the samples, if they are images
 };

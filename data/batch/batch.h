@@ -1,6 +1,6 @@
 // A batch: named fields, as the corpus manifest declares them, and the ids of its samples.
 //
-// Legend: B batch, T tokens of a sequence.
+// Legend: B batch, T tokens of a sequence, S tokens of a source.
 //
 // Language models have inputs_BT and targets_BT (int64 token ids; rows of the same memory, one
 // token apart, so not contiguous), mask_BT (u8, 1 where the target counts) and, with
@@ -9,6 +9,10 @@
 //
 // Classifiers have inputs_BT, padded with 0, lengths_B (int64, tokens of each sequence, at least 1)
 // and, except to classify, labels_B (int64).
+//
+// Models of pairs have inputs_BS and lengths_B (of the sources), previous_BT (int64, the tokens
+// before the targets: an end mark, then the targets without the last one), targets_BT and mask_BT.
+// Targets are padded with 0, and previous tokens with the end mark.
 //
 // Models of images have images (u8 [B, rows, columns, channels]) and, to classify them, labels_B.
 // Classifiers of point sets have points (fp32 [B, points, dimensions]) and labels_B.
@@ -44,6 +48,7 @@ struct Batch {
 
 namespace field {
 inline constexpr std::string_view kInputs = "inputs";
+inline constexpr std::string_view kPrevious = "previous";
 inline constexpr std::string_view kTargets = "targets";
 inline constexpr std::string_view kMask = "mask";
 inline constexpr std::string_view kSegments = "segments";
