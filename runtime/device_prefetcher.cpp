@@ -4,13 +4,16 @@
 #include <utility>
 
 #ifdef BIRKHOFF_CUDA
-#include <ATen/ops/empty_like.h>
+#include <ATen/ops/empty.h>
 #include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAStream.h>
 
 #include <array>
 #include <exception>
+#include <map>
+#include <string>
 #include <thread>
+#include <vector>
 
 #include "cluster/base/error.h"
 #include "cluster/base/gpu/check.h"
@@ -55,14 +58,18 @@ class DevicePrefetcher::Gpu {
   }
 
  private:
+  // Memory for the largest tensor so far that a field of a slot had. 1-D.
+  struct Memory {
+    at::Tensor pinned, on_device;
+  };
   struct Slot {
-    Batch pinned, on_device;
+    std::map<std::string, Memory, std::less<>> memory;
+    Batch on_device;
     CudaEvent copied, used;
   };
 
-  static at::Tensor pinned_like(const at::Tensor& tensor) {
-    return at::empty_like(tensor, tensor.options().pinned_memory(true),
-                          at::MemoryFormat::Contiguous);
+  static at::Tensor shaped(const at::Tensor& memory, at::IntArrayRef sizes) {
+    return memory.narrow(0, 0, c10::multiply_integers(sizes)).view(sizes);
   }
 
   // Returns false if there is no batch.
@@ -72,25 +79,30 @@ class DevicePrefetcher::Gpu {
     const Batch& batch = *next;
     // Do not overwrite pinned memory that a copy still reads; usually it finished long ago.
     while (!slot.copied.passed()) std::this_thread::yield();
-    if (!slot.pinned.sample_ids_B.defined()) {
-      for (const auto& [name, tensor] : batch.fields) {
-        slot.pinned.fields[name] = pinned_like(tensor);
+    const cudaStream_t computing = c10::cuda::getCurrentCUDAStream(device_.index()).stream();
+    std::vector<std::pair<at::Tensor, at::Tensor>> copies;  // to the device, from pinned memory
+    const auto place = [&](const std::string& name, const at::Tensor& tensor) {
+      Memory& memory = slot.memory[name];
+      if (!memory.pinned.defined() || memory.pinned.numel() < tensor.numel()) {
+        memory.pinned = at::empty({tensor.numel()}, tensor.options().pinned_memory(true));
+        memory.on_device = at::empty({tensor.numel()}, tensor.options().device(device_));
+        // The new memory may be what queued work still reads.
+        slot.used.record(computing);
       }
-      slot.pinned.sample_ids_B = pinned_like(batch.sample_ids_B);
-      slot.on_device = slot.pinned.to(device_);
-    }
-    const auto copy = [](const Batch& to, const Batch& from) {
-      for (const auto& [name, tensor] : from.fields) {
-        to.at(name).copy_(tensor, /*non_blocking=*/true);
-      }
-      to.sample_ids_B.copy_(from.sample_ids_B, /*non_blocking=*/true);
+      const at::Tensor pinned = shaped(memory.pinned, tensor.sizes());
+      pinned.copy_(tensor);
+      copies.emplace_back(shaped(memory.on_device, tensor.sizes()), pinned);
+      return copies.back().first;
     };
-    copy(slot.pinned, batch);
+    for (const auto& [name, tensor] : batch.fields) {
+      slot.on_device.fields[name] = place(name, tensor);
+    }
+    slot.on_device.sample_ids_B = place("", batch.sample_ids_B);
+    slot.on_device.global_size = batch.global_size;
     slot.used.hold_back(stream_.get());
     const c10::cuda::CUDAStreamGuard guard(
         c10::cuda::getStreamFromExternal(stream_.get(), device_.index()));
-    copy(slot.on_device, slot.pinned);
-    slot.on_device.global_size = batch.global_size;
+    for (const auto& [to, from] : copies) to.copy_(from, /*non_blocking=*/true);
     slot.copied.record(stream_.get());
     return true;
   }

@@ -130,6 +130,7 @@ void warn_of_settings(const configs::Config& config, std::int64_t num_samples) {
         "{}): the learning rate only rises; warm up for fewer steps",
         schedule.warmup_steps(), train.steps());
   }
+  if (train.batch_tokens() > 0) return;  // steps differ in their numbers of samples
   // The last step's first sample has an epoch below this.
   const double epochs =
       static_cast<double>(train.steps()) * train.global_batch() / static_cast<double>(num_samples);
@@ -150,18 +151,24 @@ void warn_of_settings(const configs::Config& config, std::int64_t num_samples) {
 
 std::string check_idle_ranks(const configs::Config& config, int num_ranks) {
   const configs::Train& train = config.train();
+  // With batch_tokens, batches have at least half of global_batch (data/loader/batch_plan.h).
+  const std::int64_t samples =
+      train.batch_tokens() > 0 ? (train.global_batch() + 1) / 2 : train.global_batch();
   int idle = 0;
   for (int rank = 0; rank < num_ranks; ++rank) {
-    idle +=
-        rank_share(train.global_batch(), train.invariant().shards(), rank, num_ranks).size() == 0;
+    idle += rank_share(samples, train.invariant().shards(), rank, num_ranks).size() == 0;
   }
   if (idle == 0) return "";
+  std::string batch = fmt::format("train.global_batch = {}", train.global_batch());
+  if (train.invariant().shards() > 0) {
+    batch += fmt::format(" in train.invariant.shards = {}", train.invariant().shards());
+  }
+  if (train.batch_tokens() > 0) {
+    batch = fmt::format("batches of train.batch_tokens = {} may have only {}", train.batch_tokens(),
+                        counted(samples, "sample"));
+  }
   const std::string what =
-      fmt::format("{} of {} compute nothing: train.global_batch = {}{}", idle,
-                  counted(num_ranks, "rank"), train.global_batch(),
-                  train.invariant().shards() > 0
-                      ? fmt::format(" in train.invariant.shards = {}", train.invariant().shards())
-                      : "");
+      fmt::format("{} of {} compute nothing: {}", idle, counted(num_ranks, "rank"), batch);
   if (has_batch_norm(config.task())) {
     fail(ExitCode::kConfig,
          "{}, and with batch norms all must take part in each pass; start at most {} data-parallel "

@@ -31,6 +31,7 @@
 #include "runtime/checkpoint/commit.h"
 #include "runtime/checkpoint/run_folder.h"
 #include "runtime/checkpoint/shared_verification.h"
+#include "runtime/checkpoint/warm_start.h"
 #include "runtime/device_prefetcher.h"
 #include "runtime/optimizers/schedule.h"
 #include "runtime/reporting/progress.h"
@@ -65,11 +66,12 @@ CheckpointHeader make_header(const configs::Config& config, const Corpus& corpus
 
 LoaderOptions make_loader_options(const configs::Config& config, int rank, int size) {
   LoaderOptions options;
-  options.global_batch = config.train().global_batch();
-  options.shards = config.train().invariant().shards();
-  options.seed = config.train().seed();
-  options.rank = rank;
-  options.size = size;
+  options.batches = {.global_batch = config.train().global_batch(),
+                     .batch_tokens = config.train().batch_tokens(),
+                     .seed = config.train().seed(),
+                     .shards = config.train().invariant().shards(),
+                     .rank = rank,
+                     .size = size};
   options.prefetch = config.data().prefetch();
   options.max_readers = config.data().readers();
   return options;
@@ -187,14 +189,19 @@ struct StartState {
   std::int64_t metrics_bytes = 0;         // of metrics.jsonl when that was saved
 };
 
-// Loads the checkpoint into `parts`, if there is one.
+// Loads the checkpoint into `parts`, if there is one, or the weights of a warm start. Collective
+// over the world.
 StartState load_start(const std::string& resume_path, const configs::Config& config,
-                      const Corpus& corpus, std::vector<TensorPart>& parts) {
+                      const Corpus& corpus, World& world, std::vector<TensorPart>& parts) {
   StartState start;
   if (config.train().precision() == configs::Train::fp16) {
     start.train.loss_scale.value = LossScale::kInitial;
   }
-  if (resume_path.empty()) return start;
+  if (resume_path.empty()) {
+    const configs::WarmStart& from = config.train().warm_start();
+    if (!from.from().empty()) start_warm(from, world.group(), parts);
+    return start;
+  }
   const CheckpointFolder checkpoint = open_checkpoint(resume_path);
   check_resumable(checkpoint, config, corpus);
   load_checkpoint(checkpoint, parts);
@@ -291,7 +298,7 @@ Outcome run_logged(const configs::Config& config, const RunPaths& paths, bool fr
                       config.train().invariant().shards(), config.train().zero_stage(), nodes);
   const std::unique_ptr<Optimizer> optimizer = make_optimizer(config.train().optimizer(), buckets);
   std::vector<TensorPart> parts = training_parts(*model, buckets, *optimizer, world.size());
-  StartState start = load_start(run.resume_path, config, corpus, parts);
+  StartState start = load_start(run.resume_path, config, corpus, world, parts);
   TrainState& state = start.train;
   resumed_from = state.step;
   activity.enter(Phase::kStart, state.step);

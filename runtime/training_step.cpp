@@ -183,7 +183,11 @@ void TrainingStep::compute_gradients() {
   const std::vector<ShardRows> shards = shards_of(train_, group_.rank(), group_.size(), num_rows);
   if (buckets_.passes_are_collective()) {
     // The passes that this rank lacks to make as many as the others.
-    std::int64_t lacking = num_passes(train_, group_.size()) - passes_of(train_, shards, num_rows);
+    // With batch_tokens each batch has a size of its own.
+    const std::int64_t samples =
+        train_.batch_tokens() > 0 ? batch_->global_size : train_.global_batch();
+    std::int64_t lacking =
+        num_passes(train_, samples, group_.size()) - passes_of(train_, shards, num_rows);
     for (; lacking > 0 && !gives_up(); --lacking) {
       run_pass({0, std::min(micro_batch, num_rows)}, /*last=*/false, /*sums_row=*/-1);
     }
@@ -220,11 +224,12 @@ void TrainingStep::run_pass(Interval rows, bool last, std::int64_t sums_row) {
   if (hooks_->backward_done) hooks_->backward_done();
 }
 
-std::int64_t TrainingStep::num_passes(const configs::Train& train, int num_ranks) {
+std::int64_t TrainingStep::num_passes(const configs::Train& train, std::int64_t global_batch,
+                                      int num_ranks) {
   std::int64_t most = 0;
   for (int rank = 0; rank < num_ranks; ++rank) {
     const std::int64_t num_rows =
-        rank_share(train.global_batch(), train.invariant().shards(), rank, num_ranks).size();
+        rank_share(global_batch, train.invariant().shards(), rank, num_ranks).size();
     most = std::max(most, passes_of(train, shards_of(train, rank, num_ranks, num_rows), num_rows));
   }
   return most;

@@ -94,7 +94,8 @@ class TrainingStep {
   double update(const GradientSums& sums, std::int64_t step, std::int64_t epoch, double loss_scale);
 
   // How many backward passes a step has on the rank of `num_ranks` that has most.
-  static std::int64_t num_passes(const configs::Train& train, int num_ranks);
+  static std::int64_t num_passes(const configs::Train& train, std::int64_t global_batch,
+                                 int num_ranks);
 
   // What the ranks of the world add up to decide together: a row of votes for each.
   static at::Tensor blank_votes(int num_ranks);

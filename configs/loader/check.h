@@ -50,6 +50,9 @@ void check_values(const google::protobuf::Message& config, const SourceLocations
 // derived value if the config by itself determines it. Resolving twice changes nothing. Expects
 // numbers in their ranges.
 void resolve(configs::Config& config);
+// The number of the longest samples that fit in train.batch_tokens; resolve() makes it
+// train.global_batch.
+std::int64_t longest_samples(const configs::Config& config);
 // Attention of one group of heads with the mechanism that resolve() takes where none is chosen.
 configs::Attention default_attention(int heads);
 

@@ -45,6 +45,7 @@ class TrainCheck {
                    "has no effect with train.optimizer.sgd.momentum 0; set the momentum, or leave "
                    "nesterov out");
     }
+    if (train.batch_tokens() > 0) check_batch_tokens();
     if (has_batch_norm(config_.task())) check_batch_norm();
     if (train.cuda_graph()) check_cuda_graph();
     check_schedule();
@@ -56,11 +57,19 @@ class TrainCheck {
     switch (schedule.shape()) {
       case configs::Schedule::constant:
         break;
+      case configs::Schedule::warmup_stable_decay:
       case configs::Schedule::cosine:
         if (schedule.final_learning_rate() > schedule.learning_rate()) {
           config_error(places_, "train.schedule.final_learning_rate",
                        "{} is above the peak, train.schedule.learning_rate {}",
                        schedule.final_learning_rate(), schedule.learning_rate());
+        }
+        if (schedule.steps() > 0 &&
+            schedule.steps() <= schedule.warmup_steps() + schedule.decay_steps()) {
+          config_error(places_, "train.schedule.steps",
+                       "{} leaves nothing between train.schedule.warmup_steps {} and decay_steps "
+                       "{}; use more steps, or 0 for train.steps",
+                       schedule.steps(), schedule.warmup_steps(), schedule.decay_steps());
         }
         break;
       case configs::Schedule::rsqrt:
@@ -90,6 +99,34 @@ class TrainCheck {
       if (schedule.decay_epoch(i) > last) continue;
       config_error(places_, fmt::format("train.schedule.decay_epoch.{}", i),
                    "{} is not above {}; epochs must be ascending", schedule.decay_epoch(i), last);
+    }
+  }
+
+  void check_batch_tokens() const {
+    const auto& train = config_.train();
+    const int target_length = config_.task().translation().target_length();
+    const bool of_target = target_length > config_.data().sequence_length();
+    const int longest = of_target ? target_length : config_.data().sequence_length();
+    if (train.batch_tokens() < longest) {
+      config_error(places_, "train.batch_tokens", "{} is less than one sample, {} {}",
+                   train.batch_tokens(),
+                   of_target ? "task.translation.target_length" : "data.sequence_length", longest);
+    }
+    if (train.global_batch() != longest_samples(config_)) {
+      config_error(places_, "train.global_batch",
+                   "{} is not {}, the number of the longest samples that fit in "
+                   "train.batch_tokens {}; leave it out",
+                   train.global_batch(), longest_samples(config_), train.batch_tokens());
+    }
+    if (train.invariant().shards() > 0) {
+      config_error(places_, "train.invariant.shards",
+                   "must be 0 with train.batch_tokens, whose batches differ in size; leave it out, "
+                   "or use train.global_batch");
+    }
+    if (train.cuda_graph()) {
+      config_error(places_, "train.cuda_graph",
+                   "must be false with train.batch_tokens, whose batches differ in size; leave it "
+                   "out, or use train.global_batch");
     }
   }
 

@@ -116,10 +116,20 @@ configs::Attention default_attention(int heads) {
   return attention;
 }
 
+std::int64_t longest_samples(const configs::Config& config) {
+  const std::int64_t longest =
+      std::max(config.data().sequence_length(), config.task().translation().target_length());
+  return std::max<std::int64_t>(1, config.train().batch_tokens() / longest);
+}
+
 void resolve(configs::Config& config) {
   config.clear_include();
+  const bool has_global_batch = config.train().has_global_batch();
   choose_unchosen(config);
   set_defaults(config);
+  if (config.train().batch_tokens() > 0 && !has_global_batch) {
+    config.mutable_train()->set_global_batch(static_cast<int>(longest_samples(config)));
+  }
   auto& model = *config.mutable_model();
   if (model.feed_forward() == 0 && !model.attention_only()) {
     model.set_feed_forward(4 * model.channels());

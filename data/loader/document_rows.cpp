@@ -12,6 +12,11 @@ DocumentRows::DocumentRows(const Corpus& corpus, const std::string& split,
   require(length_ >= 1, "sequence length");
 }
 
+std::int64_t DocumentRows::length_of(std::int64_t i) {
+  const auto [begin, end] = reader_.document(i);
+  return std::min(end - begin, length_);
+}
+
 std::int64_t DocumentRows::read(std::int64_t i, std::int64_t* row) {
   const auto [begin, end] = reader_.document(i);
   const std::int64_t count = std::min(end - begin, length_);

@@ -23,6 +23,8 @@ class DocumentRows {
   // Writes document i to row[0, length) and returns the number of its tokens there, at least 1.
   // Error(kData) if the corpus is damaged.
   std::int64_t read(std::int64_t i, std::int64_t* row);
+  // That number.
+  std::int64_t length_of(std::int64_t i);
 
  private:
   StreamReader reader_;

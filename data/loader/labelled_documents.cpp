@@ -1,6 +1,8 @@
 #include "data/loader/labelled_documents.h"
 
 #include <ATen/ops/empty.h>
+#include <ATen/ops/max.h>
+#include <ATen/ops/narrow.h>
 
 #include <vector>
 
@@ -15,9 +17,12 @@ class LabelledDocuments : public SampleSource {
  public:
   LabelledDocuments(const Corpus& corpus, const DocumentOptions& options)
       : texts_(corpus, options.split, options.stream, options.sequence_length),
-        labels_(corpus, options.split, options.label) {}
+        labels_(corpus, options.split, options.label),
+        trim_(options.trim) {}
 
   std::int64_t num_samples() const override { return labels_.rows(); }
+  bool lengths_vary() const override { return true; }
+  SampleLength length(std::int64_t sample) override { return {.source = texts_.length_of(sample)}; }
 
   Batch make_batch(std::int64_t rows) const override {
     const at::TensorOptions ids(at::kLong);
@@ -43,9 +48,17 @@ class LabelledDocuments : public SampleSource {
     }
   }
 
+  Batch trimmed(Batch batch) const override {
+    if (!trim_ || batch.size() == 0) return batch;
+    at::Tensor& inputs_BT = batch.fields.find(field::kInputs)->second;
+    inputs_BT = inputs_BT.narrow(1, 0, batch.at(field::kLengths).max().item<std::int64_t>());
+    return batch;
+  }
+
  private:
   DocumentRows texts_;
   LabelReader labels_;
+  bool trim_;
 };
 
 }  // namespace

@@ -16,6 +16,8 @@ struct DocumentOptions {
   std::string stream = "tokens";
   std::string label = "label";
   std::int64_t sequence_length = 0;  // T: longer documents are cut to their first T tokens
+  // Rows of a batch are as long as its longest document, and not T.
+  bool trim = false;
 };
 
 // Batches have inputs, lengths and labels (data/batch/batch.h). Error(kData) if the split lacks

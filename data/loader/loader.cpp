@@ -14,10 +14,10 @@
 #include <vector>
 
 #include "cluster/base/error.h"
+#include "cluster/base/interval.h"
 #include "cluster/base/logging/log.h"
 #include "cluster/base/text/plural.h"
-#include "data/batch/partition.h"
-#include "data/loader/sampler.h"
+#include "data/loader/batch_plan.h"
 
 namespace birkhoff {
 namespace {
@@ -35,11 +35,13 @@ class BatchPool {
  public:
   explicit BatchPool(std::size_t most) : most_(most) {}
 
-  // Returns a batch that has no other user, or else a new one from `make`.
+  // Returns a batch of that size that has no other user, or else a new one from `make`.
   template <typename Make>
-  Batch get(Make make) {
-    for (const Batch& batch : batches_) {
-      if (is_free(batch)) return batch;
+  Batch get(std::int64_t size, Make make) {
+    for (Batch& batch : batches_) {
+      if (!is_free(batch)) continue;
+      if (batch.size() != size) batch = make();
+      return batch;
     }
     const Batch batch = make();
     if (batches_.size() < most_) batches_.push_back(batch);
@@ -82,12 +84,10 @@ class TrainLoader::Impl : public std::enable_shared_from_this<TrainLoader::Impl>
       : options_(options),
         max_readers_(options.max_readers),
         source_(std::move(source)),
-        per_epoch_(source_->num_samples()),
+        plan_(make_batch_plan(*source_, options.batches)),
         pool_(static_cast<std::size_t>(options_.prefetch) + 3),
         consumed_(consumed) {
-    require(options_.global_batch >= 1 && options_.size >= 1 && options_.rank >= 0 &&
-                options_.rank < options_.size && options_.prefetch >= 1 &&
-                options_.max_readers >= 1 && consumed >= 0,
+    require(options_.prefetch >= 1 && options_.max_readers >= 1 && consumed >= 0,
             "options of the loader");
   }
 
@@ -233,43 +233,24 @@ class TrainLoader::Impl : public std::enable_shared_from_this<TrainLoader::Impl>
 
   // Lists the rows of the next batch, which get memory. Call with mutex_.
   void start_batch(Filling& filling) {
-    append_rows(consumed_, filling.rows);
-    filling.batch = pool_.get([&] { return source_->make_batch(filling.num_rows()); });
-    filling.batch.global_size = options_.global_batch;
-    consumed_ += options_.global_batch;
+    PlannedBatch planned = plan_->at(consumed_);
+    filling.rows = std::move(planned.rows);
+    filling.batch =
+        pool_.get(filling.num_rows(), [&] { return source_->make_batch(filling.num_rows()); });
+    filling.batch.global_size = planned.size;
+    consumed_ += planned.size;
   }
 
-  // This rank's rows of the global batch at position `consumed`. Call with mutex_.
-  void append_rows(std::int64_t consumed, std::vector<SampleSource::Row>& rows) {
-    const Interval share =
-        rank_share(options_.global_batch, options_.shards, options_.rank, options_.size);
-    places_.resize(static_cast<std::size_t>(share.size()));
-    for (std::int64_t id = consumed + share.begin; id < consumed + share.end;) {
-      const std::int64_t epoch = id / per_epoch_, place = id % per_epoch_;
-      if (!order_ || epoch != order_epoch_) {
-        order_.emplace(options_.seed, epoch, per_epoch_);
-        order_epoch_ = epoch;
-      }
-      const std::int64_t count = std::min(consumed + share.end - id, per_epoch_ - place);
-      order_->read(place, place + count, places_.data());
-      for (std::int64_t i = 0; i < count; ++i) {
-        rows.push_back({places_[static_cast<std::size_t>(i)], epoch, id++});
-      }
-    }
-  }
-
-  // Rows of the next batches, kRowsAhead of them in all, that were not announced yet. Call with
-  // mutex_.
+  // Rows of the next batches, about kRowsAhead of them in all, that were not announced yet. Call
+  // with mutex_.
   std::vector<SampleSource::Row> rows_to_announce() {
     std::vector<SampleSource::Row> rows;
-    const std::int64_t rows_of_a_batch =
-        rank_share(options_.global_batch, options_.shards, options_.rank, options_.size).size();
-    if (rows_of_a_batch == 0 || (announced_ > 0 && !found_slow_row_)) return rows;
-    const std::int64_t ahead = std::max<std::int64_t>(1, kRowsAhead / rows_of_a_batch);
+    if (announced_ > 0 && !found_slow_row_) return rows;
     announced_ = std::max(announced_, consumed_);
-    for (; announced_ < consumed_ + ahead * options_.global_batch;
-         announced_ += options_.global_batch) {
-      append_rows(announced_, rows);
+    while (announced_ < consumed_ + kRowsAhead * options_.batches.size) {
+      const PlannedBatch planned = plan_->at(announced_);
+      rows.insert(rows.end(), planned.rows.begin(), planned.rows.end());
+      announced_ += planned.size;
     }
     return rows;
   }
@@ -314,17 +295,14 @@ class TrainLoader::Impl : public std::enable_shared_from_this<TrainLoader::Impl>
   const LoaderOptions options_;
   int max_readers_;  // used only by the caller
   const std::unique_ptr<SampleSource> source_;
-  const std::int64_t per_epoch_;
   // Guarded by mutex_.
   std::mutex mutex_;
+  const std::unique_ptr<BatchPlan> plan_;
   BatchPool pool_;  // batches in the queue and held by the consumer
   std::int64_t consumed_;
-  std::optional<Sampler> order_;
-  std::int64_t order_epoch_ = 0;
   bool found_slow_row_ = false;
-  std::int64_t announced_ = 0;        // position up to which rows were announced
-  std::vector<std::int64_t> places_;  // the positions of a batch's samples
-  std::condition_variable taken_;     // a batch was taken, or stop_ was set
+  std::int64_t announced_ = 0;     // position up to which rows were announced
+  std::condition_variable taken_;  // a batch was taken, or stop_ was set
   std::deque<std::shared_ptr<Filling>> queue_;
   bool stop_ = false;
 };

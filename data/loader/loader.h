@@ -10,16 +10,14 @@
 #include <optional>
 
 #include "data/batch/batch.h"
+#include "data/loader/batch_plan.h"
 #include "data/loader/sample_source.h"
 
 namespace birkhoff {
 
 struct LoaderOptions {
-  std::int64_t global_batch = 0;  // samples per step, over all ranks
-  std::uint64_t seed = 0;
-  std::int64_t shards = 0;  // virtual shards of a global batch; 0 = none
-  int rank = 0, size = 1;   // in the data group: this rank gets rank_share() of each global batch
-  int prefetch = 4;         // batches prepared ahead
+  BatchPlanOptions batches;
+  int prefetch = 4;  // batches prepared ahead
   // Threads that read. One starts; while training waits for data, their number doubles, up to this
   // one. They share the rows of a batch.
   int max_readers = 1;
@@ -27,8 +25,7 @@ struct LoaderOptions {
 
 class TrainLoader {
  public:
-  // Starts a thread at sample position `consumed`, counted over all epochs (a batch may span two
-  // epochs).
+  // Starts a thread at sample position `consumed`, counted over all epochs.
   TrainLoader(std::unique_ptr<SampleSource> source, const LoaderOptions& options,
               std::int64_t consumed);
   ~TrainLoader();

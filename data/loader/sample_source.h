@@ -2,6 +2,7 @@
 // order, shares and threads (data/loader/loader.h).
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <vector>
 
@@ -9,6 +10,13 @@
 #include "data/batch/batch.h"
 
 namespace birkhoff {
+
+// Tokens of a sample: of a text (`source`), or of both sequences of a pair.
+struct SampleLength {
+  std::int64_t source = 0, target = 0;
+
+  std::int64_t longest() const { return std::max(source, target); }
+};
 
 class SampleSource {
  public:
@@ -21,6 +29,10 @@ class SampleSource {
 
   // The number of samples in an epoch, at least 1. They are numbered from 0.
   virtual std::int64_t num_samples() const = 0;
+  // Whether samples differ in length.
+  virtual bool lengths_vary() const { return false; }
+  // The length of a sample, if lengths vary. Error(kData) if the corpus is damaged.
+  virtual SampleLength length(std::int64_t /*sample*/) { return {}; }
   // Allocates a batch; fill() sets its values.
   virtual Batch make_batch(std::int64_t rows) const = 0;
   // Fills each row of the batch with its sample, and sets sample_ids_B. Several threads may call it

@@ -27,6 +27,10 @@ class TokenPairs final : public SampleSource {
   }
 
   std::int64_t num_samples() const override { return targets_.documents(); }
+  bool lengths_vary() const override { return true; }
+  SampleLength length(std::int64_t sample) override {
+    return {.source = sources_.length_of(sample), .target = targets_.length_of(sample)};
+  }
 
   Batch make_batch(std::int64_t rows) const override {
     const at::TensorOptions ids(at::kLong);

@@ -61,7 +61,7 @@ Seconds timed(const std::function<void()>& work) {
   return {end.wall - start.wall, end.here - start.here, end.elsewhere - start.elsewhere};
 }
 
-constexpr LoaderOptions kLoading{.global_batch = kBatch, .seed = kSeed};
+constexpr LoaderOptions kLoading{.batches = {.global_batch = kBatch, .seed = kSeed}};
 
 // Prepares a corpus of 64 MB of random bytes.
 fs::path prepare_corpus_in(const fs::path& folder) {

@@ -79,7 +79,7 @@ SilentPasses leave_out_silent_passes(const configs::Config& config, int num_rank
       train.micro_batch() == 0) {
     return {config};
   }
-  const std::int64_t passes = TrainingStep::num_passes(train, data_ranks);
+  const std::int64_t passes = TrainingStep::num_passes(train, train.global_batch(), data_ranks);
   if (passes < 2) return {config};
   SilentPasses silent{config, passes - 1};
   silent.config.mutable_train()->set_global_batch(train.micro_batch() * data_ranks);
@@ -154,7 +154,8 @@ RankState rank_state(const configs::Config& of_run, std::int64_t vocabulary, int
   if (gathers) {
     const bool keeps_gradients =
         config.train().invariant().shards() > 0 &&
-        TrainingStep::num_passes(config.train(), rank.num_data_ranks()) > 1;
+        TrainingStep::num_passes(config.train(), config.train().global_batch(),
+                                 rank.num_data_ranks()) > 1;
     state.passing_bytes = gathered.most_bytes() + passing_gradients(rank, keeps_gradients);
   }
   return state;

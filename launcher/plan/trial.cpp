@@ -31,14 +31,16 @@ template <typename Visit>
 void visit_integers(Message& message, const Visit& visit) {
   const auto& reflection = *message.GetReflection();
   for (const FieldDescriptor* field : set_fields(message)) {
-    if (field->is_repeated()) {
+    const bool is_integer = field->cpp_type() == FieldDescriptor::CPPTYPE_INT32;
+    if (field->message_type() == nullptr) {
+      if (is_integer && !field->is_repeated())
+        visit(message, *field, reflection.GetInt32(message, field));
+    } else if (field->is_repeated()) {
       for (int i = 0; i < reflection.FieldSize(message, field); ++i) {
         visit_integers(*reflection.MutableRepeatedMessage(&message, field, i), visit);
       }
-    } else if (field->message_type() != nullptr) {
+    } else {
       visit_integers(*reflection.MutableMessage(&message, field), visit);
-    } else if (field->cpp_type() == FieldDescriptor::CPPTYPE_INT32) {
-      visit(message, *field, reflection.GetInt32(message, field));
     }
   }
 }
@@ -53,20 +55,20 @@ std::int64_t unit_of_reach(const Message& message) {
 // long.
 std::int64_t trial_length(const configs::Config& config) {
   const std::int64_t full = config.data().sequence_length();
-  std::int64_t unit = 1, least = 256;  // products of fewer rows may take another algorithm
+  std::int64_t unit = 4;     // a point cloud transformer halves its sets twice
+  std::int64_t least = 256;  // products of fewer rows may take another algorithm
   const auto hold_two = [&](std::int64_t tokens) { least = std::max(least, 2 * tokens); };
-  for (configs::Attention attention : config.model().attention()) {
-    visit_integers(attention,
-                   [&](const Message& message, const FieldDescriptor& field, std::int64_t value) {
-                     if (value == 0) return;
-                     if (field.options().GetExtension(configs::block_length))
-                       unit = std::lcm(unit, value);
-                     if (field.options().GetExtension(configs::parts_of_sequence))
-                       hold_two(full / value);
-                     if (field.options().GetExtension(configs::reach))
-                       hold_two(value * unit_of_reach(message));
-                   });
-  }
+  const auto consider = [&](const Message& message, const FieldDescriptor& field,
+                            std::int64_t value) {
+    if (value == 0) return;
+    if (field.options().GetExtension(configs::block_length)) unit = std::lcm(unit, value);
+    if (field.options().GetExtension(configs::parts_of_sequence)) hold_two(full / value);
+    if (field.options().GetExtension(configs::reach)) hold_two(value * unit_of_reach(message));
+  };
+  configs::Model model = config.model();
+  configs::Task task = config.task();
+  visit_integers(model, consider);
+  visit_integers(task, consider);
   hold_two(unit);
   least = (least + unit - 1) / unit * unit;
   return 2 * least < full ? least : full;

@@ -17,7 +17,7 @@
 
 namespace birkhoff {
 
-// "F64", "F32", "BF16", "I64" or "U8"; other types: Error(kInternal).
+// "F64", "F32", "BF16", "F16", "I64", "I32" or "U8"; other types: Error(kInternal).
 std::string safetensors_dtype(c10::ScalarType type);
 
 // The reverse.

@@ -101,7 +101,8 @@ class TextClassificationTask final : public Task {
     return {.split = split,
             .stream = task().stream(),
             .label = task().label(),
-            .sequence_length = config_.data().sequence_length()};
+            .sequence_length = config_.data().sequence_length(),
+            .trim = config_.train().batch_tokens() > 0};
   }
 
   const configs::Config config_;

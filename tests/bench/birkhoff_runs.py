@@ -62,9 +62,11 @@ def prepare(folder, text, tokenizer="chars", valid=0.1):
     return folder
 
 
-def train(config, run, settings=(), ranks=None, threads=None):
-    """A training run in a new folder; returns its metrics as a list of objects."""
-    subprocess.run(["rm", "-rf", str(run)], check=True)
+def train(config, run, settings=(), ranks=None, threads=None, resume=False):
+    """A training run; returns its metrics as a list of objects. It starts in a new folder, or with
+    `resume` continues the run of an interrupted script."""
+    if not resume:
+        subprocess.run(["rm", "-rf", str(run)], check=True)
     pathlib.Path(run).parent.mkdir(parents=True, exist_ok=True)
     arguments = ["train", config, "--run", run]
     for setting in settings:
@@ -75,14 +77,19 @@ def train(config, run, settings=(), ranks=None, threads=None):
     return metrics(run)
 
 
+def commit():
+    """The commit of the tree; None with uncommitted changes."""
+    name = subprocess.run(["git", "describe", "--always", "--dirty", "--exclude=*"], cwd=ROOT,
+                          capture_output=True, text=True, check=True).stdout.strip()
+    return None if name.endswith("-dirty") else name
+
+
 def kept(folder, name, compute):
     """The result of compute(), which is kept as FOLDER/NAME-COMMIT.json and not computed again at
     this commit. With uncommitted changes it is computed each time."""
-    commit = subprocess.run(["git", "describe", "--always", "--dirty", "--exclude=*"], cwd=ROOT,
-                            capture_output=True, text=True, check=True).stdout.strip()
-    if commit.endswith("-dirty"):
+    if commit() is None:
         return compute()
-    file = pathlib.Path(folder) / f"{name}-{commit}.json"
+    file = pathlib.Path(folder) / f"{name}-{commit()}.json"
     if not file.exists():
         found = compute()
         temporary = file.with_suffix(".tmp")

@@ -1,6 +1,6 @@
 """Bits per dim of a pixel model on MNIST with four kinds of attention (configs/mnist_pixels.txtpb):
-8,000 training images, 2,000 test images. Finished arms are kept in build/bench/mnist and not
-repeated. BIRKHOFF_DATA as in mnist_data.py.
+8,000 training images, 2,000 test images. Arms are kept in build/bench/mnist: finished ones are not
+repeated, an interrupted one continues. BIRKHOFF_DATA as in mnist_data.py.
 
     python tests/bench/mnist_pixels.py
     python tests/bench/mnist_pixels.py --config configs/mnist_pixels_smoke.txtpb --steps 300
@@ -31,11 +31,12 @@ def result(name, config, steps):
     mechanism = MECHANISMS[name]
     attention = (ROUTING if mechanism is None else
                  f"model.attention.0={{ group {{ mechanism {{ {mechanism} }} }} }}")
-    run = mnist_data.FOLDER / f"run-{name}"
+    commit = runs.commit()
+    run = mnist_data.FOLDER / f"run-{name}-{steps}-{commit}"
     lines = runs.train(config, run, [
         f"data.corpus={mnist_data.corpus()}", attention, f"train.steps={steps}",
-        "checkpoint.every=0", f"evaluate.every={steps}", "watchdog.seconds=60"
-    ])
+        "checkpoint.every=100", f"evaluate.every={steps}", "watchdog.seconds=60"
+    ], resume=commit is not None)
     evaluated = json.loads(runs.birkhoff("eval", run, "--split", "test", "--json"))
     found = {
         "bits_per_dim": evaluated["bits_per_dim"],

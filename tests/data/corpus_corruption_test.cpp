@@ -289,9 +289,9 @@ TEST_F(CorpusCorruption, RandomDamageOfALargeOne) {
   WindowOptions windows;
   windows.sequence_length = 1024;
   LoaderOptions options;
-  options.global_batch = 16;
-  options.seed = 3;
-  const std::int64_t batches = num_training_windows(good, windows) / options.global_batch;
+  options.batches.global_batch = 16;
+  options.batches.seed = 3;
+  const std::int64_t batches = num_training_windows(good, windows) / options.batches.global_batch;
   std::vector<at::Tensor> expected;
   {
     TrainLoader loader(training_windows(good, windows), options, 0);

@@ -109,11 +109,11 @@ RC_GTEST_PROP(PackingProperty, RowsAreTheWindowsOfTheirSamples, (std::uint64_t s
   const auto num_tokens = static_cast<std::int64_t>(packed.tokens.size());
   WindowOptions windows;
   LoaderOptions options;
-  windows.seed = options.seed = seed;
+  windows.seed = options.batches.seed = seed;
   windows.sequence_length =
       *rc::gen::inRange<std::int64_t>(1, std::min<std::int64_t>(num_tokens, 60));
-  options.global_batch = *rc::gen::inRange<std::int64_t>(1, 12);
-  options.size = *rc::gen::inRange(1, 4);
+  options.batches.global_batch = *rc::gen::inRange<std::int64_t>(1, 12);
+  options.batches.size = *rc::gen::inRange(1, 4);
   windows.restart_at_documents = *rc::gen::arbitrary<bool>();
   windows.shift_windows = *rc::gen::arbitrary<bool>();
   options.prefetch = *rc::gen::inRange(1, 4);
@@ -121,7 +121,8 @@ RC_GTEST_PROP(PackingProperty, RowsAreTheWindowsOfTheirSamples, (std::uint64_t s
   const std::int64_t per_epoch = num_training_windows(*packed.corpus, windows);
   RC_ASSERT(per_epoch == (num_tokens - 1) / windows.sequence_length);
   std::vector<std::unique_ptr<TrainLoader>> loaders;
-  for (options.rank = 0; options.rank < options.size; ++options.rank) {
+  BatchPlanOptions& plan = options.batches;
+  for (plan.rank = 0; plan.rank < plan.size; ++plan.rank) {
     loaders.push_back(std::make_unique<TrainLoader>(training_windows(*packed.corpus, windows),
                                                     options, consumed));
   }

@@ -43,6 +43,26 @@ TEST_F(TrainRunMpi, AResumedRunEndsWithTheSameBits) {
   }
 }
 
+// A run that takes all weights of another one, and changes none, has its loss.
+TEST_F(TrainRunMpi, AWarmStartBeginsWithTheWeightsOfAnotherRun) {
+  EXPECT_EQ(train(config(8), "first"), Outcome::kDone);
+  const std::vector<std::string> warm = {"train.warm_start.from=" + (folder_ / "first").string(),
+                                         "train.schedule.learning_rate=0",
+                                         "train.schedule.final_learning_rate=0"};
+  EXPECT_EQ(train(config(4, warm), "warm"), Outcome::kDone);
+  std::vector<std::string> sliced = warm;
+  sliced.insert(sliced.end(), {"train.zero_stage=3", "train.micro_batch=0", "train.seed=9"});
+  EXPECT_EQ(train(config(4, sliced), "sliced"), Outcome::kDone);
+  if (rank() != 0) return;
+  const auto loss = [&](const std::string& run) { return figures(run).back().at("loss"); };
+  EXPECT_EQ(loss("warm"), loss("first"));
+  EXPECT_EQ(loss("sliced"), loss("first"));
+  const std::string log =
+      read_file((folder_ / "warm" / "log" / "rank-0.log").string(), 1 << 20, ExitCode::kData);
+  EXPECT_NE(log.find("warm start: "), std::string::npos) << log;
+  EXPECT_EQ(log.find("random values"), std::string::npos) << log;
+}
+
 TEST_F(TrainRunMpi, ZeroMayBeSwitchedWhenARunGoesOnAndChangesNoBit) {
   EXPECT_EQ(train(config(12), "whole"), Outcome::kDone);
   EXPECT_EQ(train(config(4, {"train.zero_stage=1"}), "parts"), Outcome::kDone);

@@ -71,7 +71,8 @@ TEST_F(LabelledDocumentsTest, EpochsTakeEachDocumentOnceOnAnyNumberOfRanks) {
   std::vector<int> seen(kRows, 0);
   for (int rank = 0; rank < 3; ++rank) {
     TrainLoader loader(labelled_documents(*corpus_, {.sequence_length = kLength}),
-                       {.global_batch = kGlobal, .seed = 3, .rank = rank, .size = 3}, 0);
+                       {.batches = {.global_batch = kGlobal, .seed = 3, .rank = rank, .size = 3}},
+                       0);
     for (int step = 0; step < kRows / kGlobal; ++step) {
       const Batch batch = loader.next();
       for (std::int64_t i = 0; i < batch.size(); ++i) {

@@ -60,10 +60,10 @@ class LoaderTest : public testing::Test {
                          int size = 1) {
     Options result;
     result.windows.sequence_length = length;
-    result.windows.seed = result.loader.seed = 11;
-    result.loader.global_batch = global_batch;
-    result.loader.rank = rank;
-    result.loader.size = size;
+    result.windows.seed = result.loader.batches.seed = 11;
+    result.loader.batches.global_batch = global_batch;
+    result.loader.batches.rank = rank;
+    result.loader.batches.size = size;
     return result;
   }
   struct WindowLoader : TrainLoader {

@@ -74,7 +74,7 @@ TEST(TrainLoader, CanBeLeftWhileItWaits) {
   std::promise<void> gate;
   {
     TrainLoader loader(std::make_unique<StuckSource>(gate.get_future().share()),
-                       {.global_batch = 2}, 0);
+                       {.batches = {.global_batch = 2}}, 0);
     int asked = 0;
     const auto gives_up = [&] { return ++asked == 3; };
     loader.next();
@@ -127,7 +127,7 @@ TEST_F(LoaderTest, AnyTwoNumbersOfRanksReadEverySampleOnceAnEpoch) {
     std::vector<std::unique_ptr<WindowLoader>> ranks;
     for (int rank = 0; rank < size; ++rank) {
       Options of_rank = options(10, kBatch, rank, size);
-      of_rank.loader.shards = shards;
+      of_rank.loader.batches.shards = shards;
       ranks.push_back(std::make_unique<WindowLoader>(*corpus_, of_rank, first * kBatch));
     }
     for (std::int64_t step = first; step < last; ++step) {

@@ -187,8 +187,9 @@ TEST_F(PointRecordsTest, EpochsHaveTheSameChangedSetsOnAnyNumberOfRanks) {
   for (const int size : {1, 2, 4}) {
     std::map<std::int64_t, Floats> rows;
     for (int rank = 0; rank < size; ++rank) {
-      TrainLoader loader(point_records(*corpus_, options),
-                         {.global_batch = kGlobal, .seed = 3, .rank = rank, .size = size}, 0);
+      TrainLoader loader(
+          point_records(*corpus_, options),
+          {.batches = {.global_batch = kGlobal, .seed = 3, .rank = rank, .size = size}}, 0);
       for (int step = 0; step < kSteps; ++step) {
         const Batch batch = loader.next();
         for (std::int64_t i = 0; i < batch.size(); ++i) {

@@ -46,7 +46,7 @@ TEST(ReadAhead, AnnouncesRowsOnceOneTookLong) {
    private:
     const std::shared_ptr<Log> log_;
   };
-  const LoaderOptions options{.global_batch = 8, .seed = 5, .rank = 1, .size = 2};
+  const LoaderOptions options{.batches = {.global_batch = 8, .seed = 5, .rank = 1, .size = 2}};
   const auto log = std::make_shared<Log>();
   {
     TrainLoader loader(std::make_unique<Slow>(log), options, 0);

@@ -272,5 +272,17 @@ TEST(PlanCommandOfShippedConfigs, TakesOneGigabyteAndHalfAMinute) {
   EXPECT_GE(plans, 15U);
 }
 
+// A point cloud transformer reads at least two points for each neighbor, and a multiple of four.
+TEST(Trial, SetsHoldTheNeighborsOfTheirPoints) {
+  std::ostringstream out, err;
+  EXPECT_EQ(
+      run_app({"plan", std::string(BIRKHOFF_SOURCE_DIR) + "/configs/modelnet40_pct_paper.txtpb",
+               "--ranks", "2", "--json", "--set", "data.sequence_length=1024", "--set",
+               "task.point_sets.point_cloud_transformer.neighbors=129"},
+              out, err),
+      0)
+      << err.str();
+}
+
 }  // namespace
 }  // namespace birkhoff

@@ -274,7 +274,7 @@ TEST_F(CheckpointCorruption, ManifestsThatLieAreRefused) {
       [](Manifest& m) { *m.add_tensor() = m.tensor(0); },
       [](Manifest& m) { m.mutable_tensor(0)->set_name(""); },
       [](Manifest& m) { m.mutable_tensor(0)->set_kind("thing"); },
-      [](Manifest& m) { m.mutable_tensor(0)->set_dtype("F16"); },
+      [](Manifest& m) { m.mutable_tensor(0)->set_dtype("F8"); },
       [](Manifest& m) { m.mutable_tensor(0)->set_dtype("I64"); },
       [](Manifest& m) { m.mutable_tensor(0)->set_file("other"); },
       [](Manifest& m) { m.mutable_tensor(0)->set_key("other"); },

@@ -456,6 +456,30 @@ TEST(Schedule, HasTheDocumentedShapes) {
   }
 }
 
+TEST(Schedule, EndsAtAStepOfItsOwn) {
+  configs::Schedule schedule;
+  schedule.set_learning_rate(1);
+  schedule.set_final_learning_rate(0.25);
+  schedule.set_warmup_steps(10);
+  schedule.set_steps(50);
+  const auto rate = [&](std::int64_t step) { return learning_rate(schedule, step, 1000, 0); };
+  schedule.set_shape(configs::Schedule::cosine);
+  EXPECT_DOUBLE_EQ(rate(30), 0.625);  // the middle
+  EXPECT_DOUBLE_EQ(rate(50), 0.25);
+  EXPECT_DOUBLE_EQ(rate(900), 0.25);
+  schedule.set_shape(configs::Schedule::warmup_stable_decay);
+  schedule.set_decay_steps(20);
+  EXPECT_DOUBLE_EQ(rate(5), 0.5);
+  for (const std::int64_t step : {10, 20, 30}) EXPECT_DOUBLE_EQ(rate(step), 1) << step;
+  EXPECT_DOUBLE_EQ(rate(40), 0.625);
+  EXPECT_DOUBLE_EQ(rate(50), 0.25);
+  EXPECT_DOUBLE_EQ(rate(900), 0.25);
+  schedule.clear_steps();
+  schedule.clear_decay_steps();  // a tenth of the run
+  EXPECT_DOUBLE_EQ(rate(900), 1);
+  EXPECT_DOUBLE_EQ(rate(950), 0.625);
+}
+
 TEST(Schedule, StepDecayCountsTheEpochsThatHaveBegun) {
   configs::Schedule schedule;
   schedule.set_shape(configs::Schedule::step_decay);
