@@ -10,7 +10,7 @@
 #include "data/corpus/corpus.h"
 #include "data/corpus/verify.h"
 #include "data/loader/bigram.h"
-#include "data/loader/labelled_documents.h"
+#include "data/loader/document_rows.h"
 #include "launcher/commands.h"
 #include "launcher/runs/run_paths.h"
 #include "launcher/runs/run_summary.h"
