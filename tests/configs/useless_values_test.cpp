@@ -93,10 +93,11 @@ TEST_F(UselessValueTest, NameThePlaceInAFile) {
   const auto file = folder_.write("b.txtpb", std::string(kTask) +
                                                  "train {\n  schedule { shape: rsqrt\n"
                                                  "    final_learning_rate: 0 } }");
-  EXPECT_EQ(config_error([&] { load_config(file, {}); }),
-            file.string() +
-                ":4:5: train.schedule.final_learning_rate: 0 has no effect unless shape is cosine; "
-                "leave it at its default, 0.0001, or change shape");
+  EXPECT_EQ(
+      config_error([&] { load_config(file, {}); }),
+      file.string() +
+          ":4:5: train.schedule.final_learning_rate: 0 has no effect unless shape is cosine or "
+          "warmup_stable_decay; leave it at its default, 0.0001, or change shape");
 }
 
 // So that a file can be reset by --set, and a resolved config be read again.
@@ -188,7 +189,7 @@ TEST(Needs, NameFieldsAndTheirValues) {
       }
     }
   }
-  EXPECT_EQ(num_fields, 40);
+  EXPECT_EQ(num_fields, 43);
 }
 
 }  // namespace
