@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cstring>
 #include <memory>
-#include <ranges>
 #include <type_traits>
 
 #include "cluster/base/error.h"
@@ -203,11 +202,17 @@ std::uint64_t ShardReader::document_end(std::int64_t document) {
 
 void ShardReader::append_document_ends(std::int64_t from, std::int64_t to,
                                        std::vector<std::int64_t>& out) {
-  const auto documents = std::views::iota(first_document_, first_document_ + shard_.documents());
-  const auto first = std::ranges::partition_point(documents, [&](std::int64_t document) {
-    return document_end(document) <= static_cast<std::uint64_t>(from);
-  });
-  for (const std::int64_t document : std::ranges::subrange(first, documents.end())) {
+  const std::int64_t past = first_document_ + shard_.documents();
+  std::int64_t document = first_document_;  // the first that ends behind `from`
+  for (std::int64_t high = past; document < high;) {
+    const std::int64_t middle = document + (high - document) / 2;
+    if (document_end(middle) <= static_cast<std::uint64_t>(from)) {
+      document = middle + 1;
+    } else {
+      high = middle;
+    }
+  }
+  for (; document < past; ++document) {
     const std::uint64_t end = document_end(document);
     if (end > static_cast<std::uint64_t>(to)) return;
     out.push_back(static_cast<std::int64_t>(end));

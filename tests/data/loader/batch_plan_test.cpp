@@ -2,6 +2,7 @@
 #include "data/loader/batch_plan.h"
 
 #include <ATen/ops/empty.h>
+#include <ATen/ops/sum.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -13,6 +14,11 @@
 
 #include "cluster/base/error.h"
 #include "cluster/base/random/philox.h"
+#include "data/loader/loader.h"
+#include "data/loader/token_pairs.h"
+#include "data/prepare/prepare.h"
+#include "tests/data/helpers.h"
+#include "tests/sample_data.h"
 
 namespace birkhoff {
 namespace {
@@ -163,6 +169,37 @@ TEST(BatchPlan, DependsOnTheSeed) {
   other.seed = 6;
   EXPECT_NE(samples_of(make_batch_plan(source, options())->at(0)),
             samples_of(make_batch_plan(source, other)->at(0)));
+}
+
+// An epoch of Multi30k in batches of 4,096 tokens.
+TEST(BatchPlan, PadsLittleOfMulti30k) {
+  const auto source = real_data("multi30k.train.en.gz"), target = real_data("multi30k.train.de.gz");
+  if (!source || !target) GTEST_SKIP() << "BIRKHOFF_DATA holds no multi30k.train.*.gz";
+  const TemporaryFolder folder;
+  PrepareOptions prepare;
+  prepare.out = folder / "corpus";
+  prepare.tokenizer = "words";
+  prepare.paths = {*source};
+  prepare.target_paths = {*target};
+  prepare.valid_fraction = 0;
+  prepare_corpus(prepare);
+  auto pairs = token_pairs(Corpus(prepare.out), {.source_length = 64, .target_length = 64});
+  const std::int64_t size = pairs->num_samples();
+  EXPECT_EQ(size, 29000);
+  TrainLoader loader(std::move(pairs), {.batches = {.batch_tokens = 4096, .seed = 3}}, 0);
+  std::int64_t read = 0, tokens = 0, padded = 0;
+  while (read < size) {
+    const Batch batch = loader.next();
+    read += batch.size();
+    for (const auto name : {field::kInputs, field::kTargets}) {
+      EXPECT_LE(batch.at(name).numel(), 4096);
+      padded += batch.at(name).numel();
+    }
+    tokens += batch.at(field::kLengths).sum().item<std::int64_t>() +
+              batch.at(field::kMask).sum().item<std::int64_t>();
+  }
+  EXPECT_EQ(read, size);
+  EXPECT_LT(static_cast<double>(padded - tokens) / static_cast<double>(padded), 0.08);
 }
 
 }  // namespace
