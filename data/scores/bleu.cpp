@@ -14,7 +14,7 @@ namespace {
 
 using NgramCounts = std::unordered_map<std::string, std::int64_t>;
 
-// Words have no white space, so n-grams that are joined by spaces are equal only if their words are.
+// Words have no white space, so n-grams joined by spaces are equal only if all their words are.
 NgramCounts count_ngrams(const std::vector<std::string>& words, int order) {
   NgramCounts counts;
   const auto n = static_cast<std::size_t>(order);

@@ -29,7 +29,7 @@ def ranges(category):
 def table(name, category):
     cells = [f"{{{first:#x}, {last:#x}}}," for first, last in ranges(category)]
     rows = ["    " + " ".join(cells[i : i + ROW]) for i in range(0, len(cells), ROW)]
-    return [f"constexpr CodePoints {name}[] = {{"] + rows + ["};"]
+    return [f"constexpr CodeRange {name}[] = {{"] + rows + ["};"]
 
 
 def main():
@@ -42,7 +42,7 @@ def main():
         "namespace birkhoff {",
         "namespace {",
         "",
-        "struct CodePoints {",
+        "struct CodeRange {",
         "  std::uint32_t first, last;",
         "};",
         "",
@@ -55,10 +55,10 @@ def main():
         "// clang-format on",
         "",
         "template <std::size_t kRanges>",
-        "bool holds(const CodePoints (&ranges)[kRanges], std::uint32_t code_point) {",
+        "bool holds(const CodeRange (&ranges)[kRanges], std::uint32_t code_point) {",
         "  const auto range = std::lower_bound(",
         "      std::begin(ranges), std::end(ranges), code_point,",
-        "      [](const CodePoints& range, std::uint32_t wanted) { return range.last < wanted; });",
+        "      [](const CodeRange& entry, std::uint32_t wanted) { return entry.last < wanted; });",
         "  return range != std::end(ranges) && range->first <= code_point;",
         "}",
         "",
