@@ -85,14 +85,18 @@ Corpus::Corpus(std::filesystem::path folder)
     check_sizes(entry.record());
     check_sizes(std::span(&entry.unknown_text(), entry.has_unknown_text() ? 1 : 0));
   }
-  check_tokenizer_file();
+  check_file_of(manifest_.tokenizer());
+  for (const auto& entry : manifest_.split()) {
+    for (const auto& stream : entry.stream())
+      if (stream.has_tokenizer()) check_file_of(stream.tokenizer());
+  }
 }
 
-void Corpus::check_tokenizer_file() const {
-  const std::string path = tokenizer_file().string();
+void Corpus::check_file_of(const configs::CorpusManifest::Tokenizer& entry) const {
+  const std::string path = file_of(entry).string();
   if (path.empty()) return;
   const std::string content = read_file(path, kTokenizerMaxBytes, ExitCode::kData);
-  if (xxh3_hex(content.data(), content.size()) == manifest_.tokenizer().hash()) return;
+  if (xxh3_hex(content.data(), content.size()) == entry.hash()) return;
   fail(ExitCode::kData,
        "{}: the file's hash is not the manifest's; prepare the corpus again or restore the file",
        path);
@@ -122,25 +126,43 @@ const configs::CorpusManifest::Record& Corpus::record(std::string_view split_nam
                "; birkhoff prepare makes records of labels (--label-column) and images (--images)");
 }
 
-std::filesystem::path Corpus::tokenizer_file() const {
-  const std::string& file = manifest_.tokenizer().file();
-  return file.empty() ? std::filesystem::path() : folder_ / file;
+const configs::CorpusManifest::Tokenizer& Corpus::tokenizer_entry(std::string_view stream) const {
+  for (const auto& split : manifest_.split()) {
+    const auto* entry = find(split.stream(), stream);
+    if (entry != nullptr && entry->has_tokenizer()) return entry->tokenizer();
+  }
+  return manifest_.tokenizer();
+}
+
+std::filesystem::path Corpus::file_of(const configs::CorpusManifest::Tokenizer& entry) const {
+  return entry.file().empty() ? std::filesystem::path() : folder_ / entry.file();
+}
+
+std::filesystem::path Corpus::tokenizer_file() const { return file_of(manifest_.tokenizer()); }
+
+std::filesystem::path Corpus::tokenizer_file(std::string_view stream) const {
+  return file_of(tokenizer_entry(stream));
 }
 
 void Corpus::stage(const StageOptions& options) {
   staged_ = std::make_shared<const StagedShards>(folder_, manifest_, options);
 }
 
-std::unique_ptr<Tokenizer> Corpus::tokenizer() const {
+std::unique_ptr<Tokenizer> Corpus::tokenizer() const { return load(manifest_.tokenizer()); }
+
+std::unique_ptr<Tokenizer> Corpus::tokenizer(std::string_view stream) const {
+  return load(tokenizer_entry(stream));
+}
+
+std::unique_ptr<Tokenizer> Corpus::load(const configs::CorpusManifest::Tokenizer& entry) const {
   if (!has_tokenizer()) {
     fail(ExitCode::kData,
          "{}: the corpus has no tokenizer, because it holds records and no text; name a corpus of "
          "text",
          folder_.string());
   }
-  check_tokenizer_file();  // again: the file may have changed since
-  const auto& entry = manifest_.tokenizer();
-  return load_tokenizer(entry.kind(), tokenizer_file(), entry.vocabulary());
+  check_file_of(entry);  // again: the file may have changed since
+  return load_tokenizer(entry.kind(), file_of(entry), entry.vocabulary());
 }
 
 }  // namespace birkhoff

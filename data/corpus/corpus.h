@@ -1,4 +1,4 @@
-// A corpus folder made by `birkhoff prepare`: its manifest, validated, and its tokenizer, which a
+// A corpus folder made by `birkhoff prepare`: its manifest, validated, and its tokenizers, which a
 // corpus without streams lacks. See docs/corpus_format.md.
 #pragma once
 
@@ -18,7 +18,7 @@ namespace birkhoff {
 class Corpus {
  public:
   // Reads and validates manifest.json, and checks that every shard exists with its size and that
-  // the tokenizer file, which runs copy, has its hash. Opens no HDF5 file; the time depends only on
+  // the tokenizers' files, which runs copy, have their hashes. Opens no HDF5 file; the time depends only on
   // the number of shards. Error(kData) says what is wrong.
   explicit Corpus(std::filesystem::path folder);
 
@@ -27,6 +27,8 @@ class Corpus {
   bool has_tokenizer() const { return manifest_.has_tokenizer(); }
   // The number of token ids; 0 without a tokenizer.
   std::int64_t vocabulary() const { return manifest_.tokenizer().vocabulary(); }
+  // The tokenizer of a stream, which is the same in all splits: its own, or the corpus's.
+  const configs::CorpusManifest::Tokenizer& tokenizer_entry(std::string_view stream) const;
   // The split, or a stream or record of a split. If there is none, Error(kData) names the existing
   // ones.
   const configs::CorpusManifest::Split& split(std::string_view name) const;
@@ -40,13 +42,17 @@ class Corpus {
   void stage(const StageOptions& options);
   // Null: not staged.
   const std::shared_ptr<const StagedShards>& staged() const { return staged_; }
-  // Error(kData) if the corpus has none.
+  // The corpus's tokenizer, and that of a stream. Error(kData) if the corpus has none.
   std::unique_ptr<Tokenizer> tokenizer() const;
+  std::unique_ptr<Tokenizer> tokenizer(std::string_view stream) const;
   // The vocabulary or model file of the tokenizer; an empty path for bytes, and without one.
   std::filesystem::path tokenizer_file() const;
+  std::filesystem::path tokenizer_file(std::string_view stream) const;
 
  private:
-  void check_tokenizer_file() const;
+  std::filesystem::path file_of(const configs::CorpusManifest::Tokenizer& entry) const;
+  void check_file_of(const configs::CorpusManifest::Tokenizer& entry) const;
+  std::unique_ptr<Tokenizer> load(const configs::CorpusManifest::Tokenizer& entry) const;
 
   std::filesystem::path folder_;
   configs::CorpusManifest manifest_;

@@ -311,7 +311,8 @@ std::uint64_t ShardSequence::document_end(std::int64_t document) {
 
 StreamReader::StreamReader(const Corpus& corpus, const std::string& split,
                            const std::string& stream)
-    : shards_(corpus, corpus.stream(split, stream)), vocabulary_(corpus.vocabulary()) {
+    : shards_(corpus, corpus.stream(split, stream)),
+      vocabulary_(corpus.tokenizer_entry(stream).vocabulary()) {
   const auto& entry = corpus.stream(split, stream);
   if (entry.dtype() == configs::CorpusManifest::f32 || entry.shape_size() > 0) {
     fail(ExitCode::kData,

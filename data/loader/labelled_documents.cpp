@@ -2,12 +2,11 @@
 
 #include <ATen/ops/empty.h>
 
-#include <algorithm>
 #include <vector>
 
 #include "cluster/base/error.h"
 #include "data/corpus/label_reader.h"
-#include "data/corpus/shard_reader.h"
+#include "data/loader/document_rows.h"
 
 namespace birkhoff {
 namespace {
@@ -15,18 +14,15 @@ namespace {
 class LabelledDocuments : public SampleSource {
  public:
   LabelledDocuments(const Corpus& corpus, const DocumentOptions& options)
-      : texts_(corpus, options.split, options.stream),
-        labels_(corpus, options.split, options.label),
-        length_(options.sequence_length) {
-    require(length_ >= 1, "sequence length");
-  }
+      : texts_(corpus, options.split, options.stream, options.sequence_length),
+        labels_(corpus, options.split, options.label) {}
 
   std::int64_t num_samples() const override { return labels_.rows(); }
 
   Batch make_batch(std::int64_t rows) const override {
     const at::TensorOptions ids(at::kLong);
     Batch batch;
-    batch.fields.emplace(field::kInputs, at::empty({rows, length_}, ids));
+    batch.fields.emplace(field::kInputs, at::empty({rows, texts_.length()}, ids));
     batch.fields.emplace(field::kLengths, at::empty({rows}, ids));
     batch.fields.emplace(field::kLabels, at::empty({rows}, ids));
     batch.sample_ids_B = at::empty({rows}, ids);
@@ -40,42 +36,19 @@ class LabelledDocuments : public SampleSource {
     auto* labels = batch.at(field::kLabels).mutable_data_ptr<std::int64_t>();
     auto* sample_ids = batch.sample_ids_B.mutable_data_ptr<std::int64_t>();
     for (const Row& row : rows) {
-      const auto [begin, end] = texts_.document(row.sample);
-      const std::int64_t count = std::min(end - begin, length_);
-      texts_.read(begin, count, tokens);
-      std::fill(tokens + count, tokens + length_, 0);
-      tokens += length_;
-      *lengths++ = count;
+      *lengths++ = texts_.read(row.sample, tokens);
+      tokens += texts_.length();
       labels_.read(row.sample, 1, labels++);
       *sample_ids++ = row.id;
     }
   }
 
  private:
-  StreamReader texts_;
+  DocumentRows texts_;
   LabelReader labels_;
-  std::int64_t length_;
 };
 
 }  // namespace
-
-std::map<std::int64_t, std::int64_t> document_lengths(const Corpus& corpus,
-                                                      const std::string& split,
-                                                      const std::string& stream) {
-  StreamReader texts(corpus, split, stream);
-  std::map<std::int64_t, std::int64_t> lengths;
-  std::int64_t begin = 0;
-  // Documents are read in chunks, so that memory does not depend on their number.
-  constexpr std::int64_t kStretch = 1 << 20;
-  for (std::int64_t from = 0; from < texts.elements(); from += kStretch) {
-    for (const std::int64_t end :
-         texts.document_ends(from, std::min(from + kStretch, texts.elements()))) {
-      ++lengths[end - begin];
-      begin = end;
-    }
-  }
-  return lengths;
-}
 
 std::int64_t count_cut_documents(const Corpus& corpus, const DocumentOptions& options) {
   const auto lengths = document_lengths(corpus, options.split, options.stream);
@@ -89,9 +62,7 @@ std::int64_t count_cut_documents(const Corpus& corpus, const DocumentOptions& op
 void check_labelled_documents(const Corpus& corpus, const DocumentOptions& options) {
   corpus.stream(options.split, options.stream);
   check_labels(corpus, options.split, options.label);
-  if (corpus.record(options.split, options.label).rows() > 0) return;
-  fail(ExitCode::kData, "{}: split '{}' has no document; prepare more text",
-       corpus.folder().string(), options.split);
+  check_has_documents(corpus, options.split);
 }
 
 std::unique_ptr<SampleSource> labelled_documents(const Corpus& corpus,

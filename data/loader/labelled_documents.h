@@ -3,7 +3,6 @@
 #pragma once
 
 #include <cstdint>
-#include <map>
 #include <memory>
 #include <string>
 
@@ -23,11 +22,6 @@ struct DocumentOptions {
 // them or has no document.
 std::unique_ptr<SampleSource> labelled_documents(const Corpus& corpus,
                                                  const DocumentOptions& options);
-
-// The number of documents of each length in tokens.
-std::map<std::int64_t, std::int64_t> document_lengths(const Corpus& corpus,
-                                                      const std::string& split,
-                                                      const std::string& stream);
 
 // The number of documents that are longer than sequence_length. Reads all document ends.
 std::int64_t count_cut_documents(const Corpus& corpus, const DocumentOptions& options);

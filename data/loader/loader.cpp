@@ -137,7 +137,7 @@ class TrainLoader::Impl : public std::enable_shared_from_this<TrainLoader::Impl>
     queue_.pop_front();
     lock.unlock();
     taken_.notify_one();
-    return std::move(first->batch);
+    return source_->trimmed(std::move(first->batch));
   }
 
  private:

@@ -26,6 +26,8 @@ class SampleSource {
   // Fills each row of the batch with its sample, and sets sample_ids_B. Several threads may call it
   // at once, for different rows. Error(kData) if the corpus is damaged.
   virtual void fill(Batch& batch, const std::vector<Row>& rows) = 0;
+  // Once all rows are filled: the batch without the columns that none of its rows uses, as views.
+  virtual Batch trimmed(Batch batch) const { return batch; }
   // Asks the system to read in the background what a later fill() of these rows will read.
   // Several threads may call it at once.
   virtual void will_fill(const std::vector<Row>& /*rows*/) {}
@@ -40,7 +42,7 @@ inline Batch read_samples(SampleSource& source, std::int64_t begin, std::int64_t
     rows.push_back({.sample = sample, .epoch = 0, .id = sample});
   }
   source.fill(batch, rows);
-  return batch;
+  return source.trimmed(batch);
 }
 
 }  // namespace birkhoff
