@@ -23,9 +23,9 @@ import tempfile
 import sacrebleu
 
 PIECES = (
-    "the cat 3.5 1,000 10-12 a-b it's . .. , ! ? &quot; &amp;lt; &lt; <skipped> - -- $5 50% e.g. (x)"
-    " \u00fcber \u201eJa\u201c \u2026 \u2013 \u00bd \u20ac + = { } ~ _ / \\ ' \" \u3002 \u0661.\u0662"
-    " A.B x,y & ^ ` | @ # 5- -5 .5 5. ;:"
+    "the cat 3.5 1,000 10-12 a-b it's . .. , ! ? &quot; &amp;lt; &lt; <skipped> - -- $5 50% e.g."
+    " (x) \u00fcber \u201eJa\u201c \u2026 \u2013 \u00bd \u20ac + = { } ~ _ / \\ ' \" \u3002"
+    " \u0661.\u0662 A.B x,y & ^ ` | @ # 5- -5 .5 5. ;:"
 ).split(" ") + ["\t", "\u00a0", "\u2028"]
 TOKENIZERS = ("13a", "intl", "none")
 
@@ -95,7 +95,8 @@ def main():
         for hypotheses, references, tokenizer in cases:
             metric = sacrebleu.BLEU(tokenize=tokenizer)
             expected = metric.corpus_score(hypotheses, references)
-            found = ours(arguments.birkhoff, pathlib.Path(folder), hypotheses, references, tokenizer)
+            texts = (pathlib.Path(folder), hypotheses, references, tokenizer)
+            found = ours(arguments.birkhoff, *texts)
             signature = str(metric.get_signature()).replace(sacrebleu.__version__, "birkhoff")
             difference = abs(found["bleu"] - expected.score)
             if difference > 1e-6 or found["signature"] != signature:
