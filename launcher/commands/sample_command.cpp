@@ -14,7 +14,7 @@
 #include "launcher/output.h"
 #include "launcher/processes/ranks.h"
 #include "launcher/runs/run_paths.h"
-#include "runtime/generator.h"
+#include "runtime/decoding/generator.h"
 
 namespace birkhoff {
 namespace {
@@ -57,10 +57,10 @@ GenerateOptions options_of(const SampleArguments& arguments,
   GenerateOptions options;
   constexpr std::int64_t kDefaultTokens = 200;
   options.tokens = arguments.tokens.value_or(kDefaultTokens);
-  options.temperature = arguments.temperature;
-  options.top_k = arguments.top_k;
-  options.top_p = arguments.top_p;
-  options.seed = static_cast<std::uint64_t>(arguments.seed);
+  options.sampling = {.temperature = arguments.temperature,
+                      .top_k = arguments.top_k,
+                      .top_p = arguments.top_p,
+                      .seed = static_cast<std::uint64_t>(arguments.seed)};
   if (manifest.has_end_of_document()) {
     options.first = static_cast<std::int32_t>(manifest.end_of_document());
     if (manifest.config().data().restart_at_documents()) options.restart_after = options.first;

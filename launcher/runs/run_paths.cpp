@@ -70,6 +70,14 @@ CheckpointFolder checkpoint_of(const std::filesystem::path& path) {
   fail(ExitCode::kUsage, "{}: is a corpus; name a run folder or a checkpoint", path.string());
 }
 
+CheckpointFolder agreed_checkpoint(const std::string& path, ProcessGroup& world) {
+  CheckpointFolder checkpoint;
+  if (world.rank() == 0) checkpoint = checkpoint_of(path);
+  const std::string chosen =
+      world.broadcast_bytes(checkpoint.path.string(), 0, "chosen checkpoint");
+  return world.rank() == 0 ? checkpoint : open_checkpoint(chosen);
+}
+
 std::vector<std::filesystem::path> checkpoints_of(const std::filesystem::path& path) {
   if (kind_of(path) == PathKind::kCheckpoint) return {path};
   std::vector<std::filesystem::path> folders;
