@@ -9,6 +9,8 @@
 #include <string>
 #include <vector>
 
+#include "data/generate/generated_pairs.h"
+
 namespace birkhoff {
 
 struct PrepareArguments {
@@ -18,8 +20,13 @@ struct PrepareArguments {
   std::int64_t vocabulary = 0;  // 0: the tokenizer's own default
   bool lines = false;           // each line of a file is a document
   std::optional<std::string> separator, jsonl;  // between documents; the field of JSON Lines
+  // Of pairs, whose sources are `texts`: the files of targets.
+  std::vector<std::string> targets, valid_targets, test_targets;
+  std::string source_tokenizer;  // of pairs; empty: sources have the tokenizer of targets
   std::optional<std::string> text_column, label_column;  // of tables: a name, or a number from 1
   bool header = false;                                   // the first line of a table has names
+  std::string generate;  // a task of GeneratedPairs, instead of an input
+  GeneratedPairs generated;
   bool images = false;     // the input is images; the next two are only for them
   std::string image_size;  // N or ROWSxCOLUMNS; empty: as they are
   int channels = 0;        // 1 or 3; 0: as they are

@@ -159,6 +159,13 @@ void check_array(const Array& array, std::int64_t total, std::int64_t documents,
                 "{} documents are declared, its shards hold {}", documents, ends);
 }
 
+// The line of a tokenizer in the text that the fingerprint is computed from.
+std::string identity_of(const CorpusManifest::Tokenizer& tokenizer) {
+  return fmt::format("tokenizer {} {} {} {}\n", tokenizer.kind(), tokenizer.vocabulary(),
+                     tokenizer.has_end_of_document() ? tokenizer.end_of_document() : -1,
+                     tokenizer.hash());
+}
+
 void check_tokenizer(const CorpusManifest::Tokenizer& tokenizer, Checker& checker) {
   const std::set<std::string> kinds = {"bytes", "chars", "words", "whitespace", "sentencepiece"};
   checker.check(kinds.count(tokenizer.kind()) > 0,
@@ -244,6 +251,26 @@ void check_split(const CorpusManifest::Split& split, Checker& checker) {
   }
 }
 
+// A stream has the same tokenizer in all splits. Streams without one of their own have the corpus's.
+void check_stream_tokenizers(const CorpusManifest& manifest, Checker& checker) {
+  std::map<std::string, const CorpusManifest::Stream*> first;
+  for (const auto& split : manifest.split()) {
+    for (const auto& stream : split.stream()) {
+      const auto [found, is_new] = first.emplace(stream.name(), &stream);
+      const CorpusManifest::Stream& other = *found->second;
+      checker.check(stream.has_tokenizer() == other.has_tokenizer() &&
+                        stream.tokenizer().file() == other.tokenizer().file() &&
+                        identity_of(stream.tokenizer()) == identity_of(other.tokenizer()),
+                    "stream '{}' has another tokenizer in split '{}' than in an earlier one",
+                    stream.name(), split.name());
+      if (is_new && stream.has_tokenizer()) {
+        checker.inside(fmt::format("tokenizer of stream '{}'", stream.name()),
+                       [&] { check_tokenizer(stream.tokenizer(), checker); });
+      }
+    }
+  }
+}
+
 // A value of a label means the same in all splits.
 void check_same_classes(const CorpusManifest& manifest, const Checker& checker) {
   std::map<std::string, const CorpusManifest::Record*> first;
@@ -311,6 +338,7 @@ configs::CorpusManifest parse_corpus_manifest(const std::string& json, const std
                     manifest.split(i).name());
     });
   }
+  check_stream_tokenizers(manifest, checker);
   check_same_classes(manifest, checker);
   const std::string fingerprint = manifest_fingerprint(manifest);
   checker.check(manifest.fingerprint() == fingerprint, "fingerprint is '{}', its content gives {}",
@@ -365,12 +393,7 @@ std::string manifest_json(configs::CorpusManifest manifest) {
 
 std::string manifest_fingerprint(const configs::CorpusManifest& manifest) {
   std::string text;
-  const auto& tokenizer = manifest.tokenizer();
-  if (manifest.has_tokenizer()) {
-    text += fmt::format("tokenizer {} {} {} {}\n", tokenizer.kind(), tokenizer.vocabulary(),
-                        tokenizer.has_end_of_document() ? tokenizer.end_of_document() : -1,
-                        tokenizer.hash());
-  }
+  if (manifest.has_tokenizer()) text += identity_of(manifest.tokenizer());
   const auto list = [&text](const auto& shards) {
     for (const auto& shard : shards) text += fmt::format("{} {}\n", shard.file(), shard.hash());
   };
@@ -380,6 +403,7 @@ std::string manifest_fingerprint(const configs::CorpusManifest& manifest) {
                         counts.sentences(), counts.words(), counts.characters(), counts.bytes());
     for (const auto& stream : split.stream()) {
       text += fmt::format("stream {}\n", stream.name());
+      if (stream.has_tokenizer()) text += identity_of(stream.tokenizer());
       list(stream.shard());
     }
     for (const auto& record : split.record()) {

@@ -194,9 +194,7 @@ std::string describe_record(const CorpusManifest::Record& record) {
                      counted(record.shard_size(), "shard"), printable(resized));
 }
 
-std::string describe_tokenizer(const Corpus& corpus) {
-  if (!corpus.has_tokenizer()) return "none: records without text";
-  const auto& tokenizer = corpus.manifest().tokenizer();
+std::string describe_tokenizer(const CorpusManifest::Tokenizer& tokenizer) {
   return fmt::format("{}, {}{}", tokenizer.kind(), counted(tokenizer.vocabulary(), "id"),
                      tokenizer.has_end_of_document()
                          ? fmt::format(", {} ends a document", tokenizer.end_of_document())
@@ -240,9 +238,11 @@ void verify_corpus(const Corpus& corpus) {
   };
   for (const auto& split : corpus.manifest().split()) {
     for (const auto& stream : split.stream()) {
+      corpus.tokenizer(stream.name());
+      const std::int64_t vocabulary = corpus.tokenizer_entry(stream.name()).vocabulary();
       std::optional<Limit> limit;
       if (stream.shape_size() == 0)
-        limit = {corpus.vocabulary(), fmt::format("the vocabulary of {}", corpus.vocabulary())};
+        limit = {vocabulary, fmt::format("the vocabulary of {}", vocabulary)};
       ArrayVerifier verifier(stream.dtype(), shard_format::kValues, limit);
       for (const auto& shard : stream.shard()) verifier.verify(path_of(shard), shard);
       verifier.check_last_document(fmt::format(
@@ -270,17 +270,27 @@ void verify_corpus(const Corpus& corpus) {
 
 std::string describe_corpus(const Corpus& corpus) {
   const auto& manifest = corpus.manifest();
-  std::string text =
-      fmt::format("corpus       {}\nfingerprint  {}\ntokenizer    {}\n", corpus.folder().string(),
-                  manifest.fingerprint(), describe_tokenizer(corpus));
+  std::string text = fmt::format("corpus       {}\nfingerprint  {}\ntokenizer    {}\n",
+                                 corpus.folder().string(), manifest.fingerprint(),
+                                 corpus.has_tokenizer() ? describe_tokenizer(manifest.tokenizer())
+                                                        : "none: records without text");
+  for (const auto& stream : manifest.split(0).stream()) {
+    if (stream.has_tokenizer())
+      text += fmt::format("  of {:9} {}\n", stream.name(), describe_tokenizer(stream.tokenizer()));
+  }
   for (const auto& split : manifest.split()) {
     text += fmt::format("split {:6} {}\n", split.name(), describe_counts(split));
     for (const auto& stream : split.stream()) {
-      text += fmt::format(
-          "  stream {}: {} {} in {} ({:.3f} tokens a byte)\n", stream.name(), stream.elements(),
-          CorpusManifest::Dtype_Name(stream.dtype()), counted(stream.shard_size(), "shard"),
-          static_cast<double>(stream.elements()) /
-              static_cast<double>(std::max<std::int64_t>(1, split.counts().bytes())));
+      text += fmt::format("  stream {}: {} {} in {}", stream.name(), stream.elements(),
+                          CorpusManifest::Dtype_Name(stream.dtype()),
+                          counted(stream.shard_size(), "shard"));
+      // The counts of a split are those of its first stream.
+      text += &stream == &split.stream(0)
+                  ? fmt::format(
+                        " ({:.3f} tokens a byte)\n",
+                        static_cast<double>(stream.elements()) /
+                            static_cast<double>(std::max<std::int64_t>(1, split.counts().bytes())))
+                  : "\n";
     }
     text += describe_unknown(manifest.tokenizer(), split);
     for (const auto& record : split.record()) text += describe_record(record);

@@ -12,13 +12,13 @@
 #include "cluster/base/error.h"
 #include "cluster/base/files/checksum.h"
 #include "cluster/base/files/file.h"
-#include "data/corpus/corpus.h"
 #include "data/corpus/manifest.h"
 #include "data/corpus/record_writer.h"
 #include "data/corpus/shard_file.h"
 #include "data/corpus/shard_format.h"
 #include "data/generate/generated_images.h"
 #include "data/generate/generated_text.h"
+#include "data/generate/made_corpus.h"
 #include "data/prepare/out_folder.h"
 #include "data/prepare/prepare_progress.h"
 #include "data/tokenizers/known_tokenizer.h"
@@ -252,29 +252,14 @@ const std::vector<std::string>& generated_names() {
 bool generate_corpus(const GenerationOptions& options,
                      const std::function<void(const PrepareProgress&)>& callback) {
   require(std::ranges::count(generated_names(), options.name) == 1, "the name of a data set");
-  CorpusManifest manifest = new_manifest();
-  manifest.mutable_source()->set_options(
-      fmt::format("generated {}, scale {}, seed {}", options.name, options.scale, options.seed));
   ProgressReports progress(callback, /*num_passes=*/1);
-  OutFolder folder(options.out);
-  folder.begin();
-  folder.clear();
-  const bool finished = folder.finished();
-  if (finished) {
-    const Corpus corpus(folder.path());
-    const std::string& made_with = corpus.manifest().source().options();
-    if (made_with != manifest.source().options()) {
-      fail(ExitCode::kUsage,
-           "--out {}: holds another corpus ({}); name another folder or delete this one",
-           folder.path(), made_with);
-    }
-  } else {
-    Generation generation(options, folder, progress);
-    options.name == "lm1b" ? generation.add_text(manifest) : generation.add_images(manifest);
-    write_file_durably(folder.file(kCorpusManifestName), manifest_json(manifest));
-  }
-  folder.end();
-  return !finished;
+  return make_corpus(
+      options.out,
+      fmt::format("generated {}, scale {}, seed {}", options.name, options.scale, options.seed),
+      [&](const OutFolder& folder, CorpusManifest& manifest) {
+        Generation generation(options, folder, progress);
+        options.name == "lm1b" ? generation.add_text(manifest) : generation.add_images(manifest);
+      });
 }
 
 }  // namespace birkhoff

@@ -11,18 +11,26 @@ namespace birkhoff {
 
 std::vector<InputPath> inputs_of(const PrepareOptions& options) {
   std::vector<InputPath> inputs;
-  const auto add = [&](const std::vector<std::string>& paths, SplitIndex split) {
-    for (const std::string& path : paths) inputs.push_back({path, split});
+  // targets: of pairs; else empty.
+  const auto add = [&](const std::vector<std::string>& paths,
+                       const std::vector<std::string>& targets, SplitIndex split) {
+    for (std::size_t i = 0; i < paths.size(); ++i) {
+      inputs.push_back(targets.empty()
+                           ? InputPath{.path = paths[i], .split = split}
+                           : InputPath{.path = targets[i], .source = paths[i], .split = split});
+    }
   };
-  add(options.paths, kTrain);
-  add(options.valid_paths, kValid);
-  add(options.test_paths, kTest);
+  add(options.paths, options.target_paths, kTrain);
+  add(options.valid_paths, options.valid_target_paths, kValid);
+  add(options.test_paths, options.test_target_paths, kTest);
   return inputs;
 }
 
 void require_no_streams(const std::vector<InputPath>& inputs, const std::string& why) {
   for (const InputPath& input : inputs) {
-    if (input.path == "-" || is_pipe(input.path)) fail(ExitCode::kUsage, "{}: {}", input.path, why);
+    for (const std::string& path : {input.path, input.source}) {
+      if (path == "-" || is_pipe(path)) fail(ExitCode::kUsage, "{}: {}", path, why);
+    }
   }
 }
 

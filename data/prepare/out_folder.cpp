@@ -19,8 +19,8 @@ constexpr char kUnfinishedName[] = ".unfinished";
 constexpr char kSpoolPrefix[] = ".input-";
 // Every name that prepare uses in the folder, including the names of temporary files.
 constexpr char kOurNames[] =
-    R"((train|valid|test)-(tokens|label|unknown|image|points)-\d{5,}\.h5(\.tmp)?)"
-    R"(|(tokenizer\.(chars|words|whitespace|model)|manifest\.json)"
+    R"((train|valid|test)-(tokens|source|target|label|unknown|image|points)-\d{5,}\.h5(\.tmp)?)"
+    R"(|((source_)?tokenizer\.(chars|words|whitespace|model)|manifest\.json)"
     R"(|\.finished-(train|valid|test)-\d{5,})(\.tmp-.+-\d+-[0-9a-f]{8})?)"
     R"(|\.input-\d+|\.unfinished)";
 

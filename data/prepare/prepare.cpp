@@ -15,6 +15,7 @@
 #include "cluster/base/files/file.h"
 #include "cluster/base/text/plural.h"
 #include "data/corpus/manifest.h"
+#include "data/prepare/aligned_files.h"
 #include "data/prepare/classes.h"
 #include "data/prepare/corpus_source.h"
 #include "data/prepare/input/documents.h"
@@ -24,12 +25,11 @@
 #include "data/prepare/out_folder.h"
 #include "data/prepare/prepare_options.h"
 #include "data/prepare/prepare_progress.h"
+#include "data/prepare/stream_tokenizers.h"
 #include "data/prepare/table.h"
 #include "data/prepare/text_encoder.h"
-#include "data/tokenizers/char_vocabulary.h"
+#include "data/prepare/tokenizer_learner.h"
 #include "data/tokenizers/sentencepiece_tokenizer.h"
-#include "data/tokenizers/tokenizer_file.h"
-#include "data/tokenizers/word_vocabulary.h"
 
 namespace birkhoff {
 namespace {
@@ -38,7 +38,7 @@ using configs::CorpusManifest;
 
 // Whether files hold several documents each.
 bool files_hold_many(const PrepareOptions& options) {
-  return options.table || options.format.holds_many();
+  return options.table || options.has_pairs() || options.format.holds_many();
 }
 
 // If a split has several documents, each of them ends in the end mark. One among many in a file
@@ -59,14 +59,33 @@ bool has_end_marks(const PrepareOptions& options, const InputScan& scan) {
 InputScan for_each_input(const PrepareOptions& options, const std::vector<InputPath>& inputs,
                          const OutFolder& folder,
                          const std::function<void(const Document&)>& visit) {
+  if (options.has_pairs()) return for_each_pair(inputs, folder.path(), visit);
   if (options.table) return for_each_row(inputs, folder.path(), *options.table, visit);
   return for_each_text(inputs, folder.path(), options.format, visit);
+}
+
+// The streams of a split. The counts of a split are those of the first.
+constexpr std::size_t kFirstStream = 0, kSourceStream = 1;
+
+std::vector<std::string> stream_names(const PrepareOptions& options) {
+  if (options.has_pairs()) return {"target", "source"};
+  return {"tokens"};
+}
+
+// Calls read(stream, document, begin, end) for the text of a piece: of a pair, which is never cut,
+// for that of its source and of its target.
+template <typename Read>
+void for_each_stream(const Document& document, const DocumentPiece& piece, const Read& read) {
+  if (document.source != nullptr)
+    read(kSourceStream, *document.source, std::int64_t{0}, document.source->bytes);
+  read(kFirstStream, document, piece.begin, piece.end);
 }
 
 // XXH3-128 over names and text of the input, whatever the times of its files.
 class TextHash {
  public:
   void begin(const Document& document) {
+    if (document.source != nullptr) begin(*document.source);
     // Lengths come first, so that no two inputs yield the same bytes.
     fmt::memory_buffer line;
     fmt::format_to(std::back_inserter(line), FMT_COMPILE("{}:{} {}:{} {} {}\n"),
@@ -84,11 +103,11 @@ class TextHash {
 // One command, from scanned input to manifest.
 class Preparation {
  public:
-  Preparation(const PrepareOptions& options, TokenizerKind kind, const OutFolder& folder,
+  Preparation(const PrepareOptions& options, StreamTokenizers tokenizers, const OutFolder& folder,
               const std::vector<InputPath>& inputs, const InputScan& scan, const Classes& classes,
               ProgressReports& progress, ProcessGroup& ranks)
       : options_(options),
-        kind_(kind),
+        tokenizers_(std::move(tokenizers)),
         folder_(folder),
         inputs_(inputs),
         scan_(scan),
@@ -97,9 +116,10 @@ class Preparation {
         progress_(progress),
         ranks_(ranks) {}
 
-  // known: the tokenizer, unless it is to be learned. Collective; the manifest is rank 0's.
-  CorpusManifest run(const std::optional<KnownTokenizer>& known) {
-    encode(known ? *known : learned_tokenizer());
+  // Collective; the manifest is rank 0's.
+  CorpusManifest run() {
+    if (!tokenizers_.all_known()) learn();
+    encode();
     return std::move(manifest_);
   }
 
@@ -108,31 +128,40 @@ class Preparation {
   const std::string& text_hash() const { return text_hash_; }
 
  private:
-  using Visit = std::function<void(const Document&, const DocumentPiece&, std::string_view,
-                                   std::int64_t offset)>;
+  using Visit = std::function<void(const Document&, const DocumentPiece&, std::size_t stream,
+                                   std::string_view, std::int64_t offset)>;
 
   // Visits all text piece by piece and calls end(document, piece) after each piece. Fails if the
   // input is no longer what was scanned, or leaves a split without text.
-  void pass(const char* phase, const std::string& tokenizer, const Visit& visit,
+  void pass(const char* phase, const std::vector<std::string>& tokenizers, const Visit& visit,
             const std::function<void(const Document&, const DocumentPiece&)>& end) {
     progress_.begin(phase, scan_.bytes);
-    TextChecker checker(tokenizer, tokenizer == "bytes");
+    std::vector<TextChecker> checkers;
+    for (const std::string& name : tokenizers) checkers.emplace_back(name, name == "bytes");
     std::array<std::int64_t, 3> bytes = {};
     rule_.reset();
     TextHash text_hash;
     const InputScan now = for_each_input(options_, inputs_, folder_, [&](const Document& document) {
       text_hash.begin(document);
-      DocumentReader reader(document);
       for (const DocumentPiece& piece : rule_.pieces(document)) {
         std::int64_t piece_bytes = 0;
-        for_each_chunk(reader, piece.begin, piece.end, options_.chunk_bytes,
-                       [&](std::string_view part, std::int64_t offset) {
-                         text_hash.add(part);
-                         const std::string_view text = checker.check(document, part, offset);
-                         if (!text.empty()) visit(document, piece, text, offset);
-                         piece_bytes += static_cast<std::int64_t>(text.size());
-                         progress_.add(static_cast<std::int64_t>(part.size()));
-                       });
+        for_each_stream(document, piece,
+                        [&](std::size_t stream, const Document& text_of, std::int64_t first,
+                            std::int64_t last) {
+                          const std::size_t tokenizer = tokenizers_.of_stream(stream);
+                          DocumentReader reader(text_of);
+                          for_each_chunk(reader, first, last,
+                                         tokenizers_.options[tokenizer].chunk_bytes,
+                                         [&](std::string_view part, std::int64_t offset) {
+                                           text_hash.add(part);
+                                           const std::string_view text =
+                                               checkers[tokenizer].check(text_of, part, offset);
+                                           if (!text.empty())
+                                             visit(text_of, piece, stream, text, offset);
+                                           piece_bytes += static_cast<std::int64_t>(text.size());
+                                           progress_.add(static_cast<std::int64_t>(part.size()));
+                                         });
+                        });
         if (piece_bytes > 0) end(document, piece);
         bytes[piece.split] += piece_bytes;
       }
@@ -146,95 +175,120 @@ class Preparation {
                     options_);
     }
     progress_.end(true);
-    notes_ = checker.notes();
+    notes_.clear();
+    for (const TextChecker& checker : checkers) {
+      for (const std::string& note : checker.notes()) notes_.push_back(note);
+    }
     text_hash_ = text_hash.hex();
   }
 
-  KnownTokenizer learn_tokenizer() {
-    CharVocabulary chars;
-    WordVocabulary words(kind_ == TokenizerKind::kWords ? WordRule::kAll : WordRule::kWhiteSpace);
-    LineSampler lines(options_.sample_bytes);
-    const auto visit = [&](const Document&, const DocumentPiece& piece, std::string_view text,
-                           std::int64_t) {
-      if (kind_ == TokenizerKind::kChars) return chars.add(text, piece.split == kTrain);
-      if (kind_ != TokenizerKind::kSentencePiece) return words.add(text, piece.split == kTrain);
-      if (piece.split == kTrain) lines.add(text);
-    };
-    pass("build vocabulary", options_.tokenizer, visit,
-         [](const Document&, const DocumentPiece&) {});
-    switch (kind_) {
-      case TokenizerKind::kChars:
-        return vocabulary_tokenizer(options_.tokenizer, chars.file_content());
-      case TokenizerKind::kWords:
-      case TokenizerKind::kWhiteSpace:
-        return vocabulary_tokenizer(
-            options_.tokenizer,
-            words.file_content(options_.vocab_size - (has_end_marks(options_, scan_) ? 1 : 0)));
-      default:
-        progress_.begin("train SentencePiece", 0);
-        progress_.end(false);
-        return sentencepiece_tokenizer(train_sentencepiece(lines.lines(), options_.vocab_size),
-                                       "the trained model");
+  // Rank 0 learns the tokenizers, whose content depends on all of the text.
+  void learn() {
+    const bool is_first = ranks_.rank() == 0;
+    std::vector<KnownTokenizer> learned(tokenizers_.size());
+    if (is_first) learned = learn_all();
+    for (std::size_t i = 0; i < tokenizers_.size(); ++i) {
+      if (tokenizers_.known[i]) continue;
+      if (ranks_.size() == 1 || is_first) tokenizers_.known[i] = learned[i];
+      if (ranks_.size() == 1) continue;
+      const std::string content = ranks_.broadcast_bytes(learned[i].content, 0, "tokenizer");
+      if (is_first) continue;
+      const TokenizerOptions& options = tokenizers_.options[i];
+      tokenizers_.known[i] = options.kind == TokenizerKind::kSentencePiece
+                                 ? sentencepiece_tokenizer(content, "the trained model")
+                                 : vocabulary_tokenizer(options.name, content);
     }
   }
 
-  // Rank 0 learns the tokenizer, whose content depends on all of the text.
-  KnownTokenizer learned_tokenizer() {
-    const bool is_first = ranks_.rank() == 0;
-    const KnownTokenizer learned = is_first ? learn_tokenizer() : KnownTokenizer{};
-    if (ranks_.size() == 1) return learned;
-    const std::string content = ranks_.broadcast_bytes(learned.content, 0, "tokenizer");
-    if (is_first) return learned;
-    return kind_ == TokenizerKind::kSentencePiece
-               ? sentencepiece_tokenizer(content, "the trained model")
-               : vocabulary_tokenizer(options_.tokenizer, content);
+  // By tokenizer; those that are known are left empty.
+  std::vector<KnownTokenizer> learn_all() {
+    std::vector<std::unique_ptr<TokenizerLearner>> learners;
+    std::vector<std::string> names;
+    for (std::size_t i = 0; i < tokenizers_.size(); ++i) {
+      const TokenizerOptions& options = tokenizers_.options[i];
+      names.push_back(options.name);
+      learners.push_back(tokenizers_.known[i] ? nullptr
+                                              : std::make_unique<TokenizerLearner>(
+                                                    options, has_end_marks(options_, scan_)));
+    }
+    const auto visit = [&](const Document&, const DocumentPiece& piece, std::size_t stream,
+                           std::string_view text, std::int64_t) {
+      TokenizerLearner* learner = learners[tokenizers_.of_stream(stream)].get();
+      if (learner != nullptr) learner->add(text, piece.split);
+    };
+    pass("build vocabulary", names, visit, [](const Document&, const DocumentPiece&) {});
+    std::vector<KnownTokenizer> learned(tokenizers_.size());
+    for (std::size_t i = 0; i < tokenizers_.size(); ++i) {
+      if (learners[i] == nullptr) continue;
+      const bool trains = tokenizers_.options[i].kind == TokenizerKind::kSentencePiece;
+      if (trains) progress_.begin("train SentencePiece", 0);
+      learned[i] = learners[i]->finish();
+      if (trains) progress_.end(false);
+    }
+    return learned;
   }
 
-  void set_tokenizer(const KnownTokenizer& tokenizer) {
-    auto& entry = *manifest_.mutable_tokenizer();
+  // The entry of a tokenizer in the manifest, after its file has been written. prefix: of its name.
+  CorpusManifest::Tokenizer entry_of(const KnownTokenizer& tokenizer, const char* prefix) const {
+    CorpusManifest::Tokenizer entry;
     if (tokenizer.kind != "bytes") {
-      entry.set_file(tokenizer_file_name(tokenizer.kind));
+      entry.set_file(prefix + tokenizer_file_name(tokenizer.kind));
       entry.set_hash(xxh3_hex(tokenizer.content.data(), tokenizer.content.size()));
       if (ranks_.rank() == 0) write_file_durably(folder_.file(entry.file()), tokenizer.content);
     }
     entry.set_kind(tokenizer.kind);
     entry.set_vocabulary(tokenizer.vocabulary);
-    if (!has_end_marks(options_, scan_)) return;
+    if (!has_end_marks(options_, scan_)) return entry;
     if (tokenizer.end_of_document) {
       entry.set_end_of_document(*tokenizer.end_of_document);
     } else if (!tokenizer.is_source) {
       entry.set_end_of_document(tokenizer.vocabulary);
       entry.set_vocabulary(tokenizer.vocabulary + 1);
     }
+    return entry;
   }
 
-  void encode(const KnownTokenizer& known) {
-    set_tokenizer(known);
-    const auto& entry = manifest_.tokenizer();
-    const std::unique_ptr<Tokenizer> tokenizer =
-        make_tokenizer(entry.kind(), known.content, folder_.file(entry.file()), entry.vocabulary());
+  void encode() {
+    std::vector<CorpusManifest::Tokenizer> entries;
+    std::vector<std::unique_ptr<Tokenizer>> tokenizers;
+    std::vector<std::string> kinds;
+    for (std::size_t i = 0; i < tokenizers_.size(); ++i) {
+      const KnownTokenizer& known = *tokenizers_.known[i];
+      entries.push_back(entry_of(known, i == 0 ? "" : "source_"));
+      const CorpusManifest::Tokenizer& entry = entries.back();
+      kinds.push_back(entry.kind());
+      tokenizers.push_back(make_tokenizer(entry.kind(), known.content, folder_.file(entry.file()),
+                                          entry.vocabulary()));
+    }
+    *manifest_.mutable_tokenizer() = entries.front();
+    const std::vector<std::string> names = stream_names(options_);
+    std::vector<TextEncoder::Stream> streams;
+    for (std::size_t i = 0; i < names.size(); ++i) {
+      const std::size_t tokenizer = tokenizers_.of_stream(i);
+      streams.push_back({names[i], *tokenizers[tokenizer], entries[tokenizer]});
+    }
     TextEncoder::Options options{.folder = folder_.path(), .shard_tokens = options_.shard_tokens};
     for (const SplitIndex split : kSplits) options.has_split[split] = rule_.has(split);
     if (options_.table) options.class_names = &classes_.names();
-    TextEncoder encoder(*tokenizer, entry, options, ranks_);
+    TextEncoder encoder(streams, options, ranks_);
     SplitOverlap overlap;
-    const auto visit = [&](const Document& document, const DocumentPiece& piece,
+    const auto visit = [&](const Document& document, const DocumentPiece& piece, std::size_t stream,
                            std::string_view text, std::int64_t offset) {
       overlap.add(text);
-      encoder.add(piece.split, document, text, offset);
+      encoder.add(piece.split, stream, document, text, offset);
     };
     const auto end = [&](const Document& document, const DocumentPiece& piece) {
       const std::int64_t label = options_.table ? classes_.value_of(document) : 0;
       overlap.end_document(piece.split, document);
       encoder.end_document(piece.split, document, static_cast<std::uint16_t>(label));
     };
-    pass("encode", entry.kind(), visit, end);
+    pass("encode", kinds, visit, end);
     for (const std::string& note : overlap.notes()) notes_.push_back(note);
     encoder.finish(manifest_, notes_);
   }
 
   const PrepareOptions& options_;
-  const TokenizerKind kind_;
+  StreamTokenizers tokenizers_;
   const OutFolder& folder_;
   const std::vector<InputPath>& inputs_;
   const InputScan& scan_;
@@ -248,24 +302,21 @@ class Preparation {
 };
 
 // Paths are part of the hash of the input.
-CorpusManifest::Source source_of(const PrepareOptions& options, TokenizerKind kind,
-                                 const std::optional<KnownTokenizer>& known,
+CorpusManifest::Source source_of(const PrepareOptions& options, const StreamTokenizers& tokenizers,
                                  const InputScan& scan) {
   CorpusManifest::Source source;
-  std::string tokenizer = options.tokenizer;
-  if (kind == TokenizerKind::kFile || kind == TokenizerKind::kLike) {
-    const std::string hash = xxh3_hex(known->content.data(), known->content.size());
-    tokenizer = fmt::format("{} {}", known->kind == "sentencepiece" ? "model" : known->kind, hash);
-  }
-  if (kind == TokenizerKind::kLike) {
-    tokenizer += fmt::format(" of {}", counted(known->vocabulary, "id"));
-    if (known->end_of_document) tokenizer += fmt::format(", end {}", *known->end_of_document);
-  }
+  const TokenizerOptions& tokenizer = tokenizers.options.front();
   std::string text = fmt::format("tokenizer {}, vocab size {}, {}, shard tokens {}, chunk bytes {}",
-                                 tokenizer, options.vocab_size, shares_text(options),
-                                 options.shard_tokens, options.chunk_bytes);
-  if (kind == TokenizerKind::kSentencePiece)
-    text += fmt::format(", sample bytes {}", options.sample_bytes);
+                                 tokenizers.identity(0), tokenizer.vocab_size, shares_text(options),
+                                 options.shard_tokens, tokenizer.chunk_bytes);
+  if (tokenizer.kind == TokenizerKind::kSentencePiece)
+    text += fmt::format(", sample bytes {}", tokenizer.sample_bytes);
+  if (options.has_pairs()) text += ", pairs";
+  if (tokenizers.size() > 1) {
+    const TokenizerOptions& of_source = tokenizers.options.back();
+    text += fmt::format(", source tokenizer {}, vocab size {}", tokenizers.identity(1),
+                        of_source.vocab_size);
+  }
   if (options.table) {
     const std::string classes = fmt::format("{}", fmt::join(options.class_names, "\n"));
     text +=
@@ -296,12 +347,16 @@ bool has_same_text(const PrepareOptions& options, const std::vector<InputPath>& 
   TextHash hash;
   for_each_input(options, inputs, folder, [&](const Document& document) {
     hash.begin(document);
-    DocumentReader reader(document);
-    for_each_chunk(reader, 0, document.bytes, options.chunk_bytes,
-                   [&](std::string_view part, std::int64_t) {
-                     hash.add(part);
-                     progress.add(static_cast<std::int64_t>(part.size()));
-                   });
+    for_each_stream(document, {.end = document.bytes},
+                    [&](std::size_t, const Document& text, std::int64_t begin, std::int64_t end) {
+                      DocumentReader reader(text);
+                      constexpr std::int64_t kPartBytes = 1 << 20;
+                      for_each_chunk(reader, begin, end, kPartBytes,
+                                     [&](std::string_view part, std::int64_t) {
+                                       hash.add(part);
+                                       progress.add(std::ssize(part));
+                                     });
+                    });
   });
   progress.end(true);
   return hash.hex() == there.text_hash();
@@ -331,28 +386,38 @@ PrepareResult prepare_corpus(const PrepareOptions& given,
   const std::unique_ptr<ProcessGroup> alone = make_single_group();
   ProcessGroup& ranks = several == nullptr ? *alone : *several;
   const bool is_first = ranks.rank() == 0;
-  const TokenizerKind kind = tokenizer_kind(given);
-  const PrepareOptions options = checked_options(given, kind);
+  const PrepareOptions options = checked_options(given);
+  const std::vector<TokenizerOptions> of_tokenizers = tokenizer_options(options);
   std::vector<InputPath> inputs = inputs_of(options);
   OutFolder folder(options.out);
-  for (const InputPath& input : inputs) folder.require_outside(input.path);
-  if (kind == TokenizerKind::kFile) folder.require_outside(options.tokenizer);
-  std::optional<KnownTokenizer> known;
-  if (kind == TokenizerKind::kBytes) known = KnownTokenizer{.kind = "bytes", .vocabulary = 256};
-  if (kind == TokenizerKind::kFile) known = read_tokenizer(options.tokenizer);
-  if (kind == TokenizerKind::kLike) known = read_tokenizer(*options.like);
-  if (files_hold_many(options) && kind == TokenizerKind::kLike && !known->end_of_document) {
-    fail(ExitCode::kUsage,
-         "--like: its tokenizer has no end mark, because it was made for a single document, and "
-         "{} need one; use --tokenizer instead",
-         options.table ? "rows of a table" : "documents in one file");
+  for (const InputPath& input : inputs) {
+    folder.require_outside(input.path);
+    if (!input.source.empty()) folder.require_outside(input.source);
   }
-  ProgressReports progress(callback, (known ? 1 : 2) + (files_hold_many(options) ? 1 : 0));
+  for (const TokenizerOptions& tokenizer : of_tokenizers)
+    if (tokenizer.kind == TokenizerKind::kFile) folder.require_outside(tokenizer.name);
+  const StreamTokenizers tokenizers = stream_tokenizers(of_tokenizers);
+  for (const auto& known : tokenizers.known) {
+    if (files_hold_many(options) && known && known->is_source && !known->end_of_document) {
+      fail(ExitCode::kUsage,
+           "--like: its tokenizer has no end mark, because it was made for a single document, and "
+           "{} need one; use --tokenizer instead",
+           options.table         ? "rows of a table"
+           : options.has_pairs() ? "sources and targets"
+                                 : "documents in one file");
+    }
+  }
+  ProgressReports progress(callback,
+                           (tokenizers.all_known() ? 1 : 2) + (files_hold_many(options) ? 1 : 0));
   if (is_first) {
     folder.begin();
     folder.clear();
   }
-  if (several == nullptr) {
+  if (options.has_pairs()) {
+    require_no_streams(inputs,
+                       "pairs are read from files, both sides at the same time, more than "
+                       "once; save it to a file");
+  } else if (several == nullptr) {
     folder.spool(inputs, progress);
   } else {
     require_no_streams(inputs,
@@ -363,7 +428,7 @@ PrepareResult prepare_corpus(const PrepareOptions& given,
   PrepareResult result;
   result.empty_files = scan.empty_files;
   result.not_regular = scan.not_regular;
-  const CorpusManifest::Source source = source_of(options, kind, known, scan);
+  const CorpusManifest::Source source = source_of(options, tokenizers, scan);
   const bool is_finished =
       agree_on_input(ranks, fmt::format("{}, input {}", source.options(), source.input_hash()),
                      folder.finished(), "text");
@@ -381,13 +446,14 @@ PrepareResult prepare_corpus(const PrepareOptions& given,
     scan = scan_documents(options, inputs, folder, scan, classes, progress);
     require_documents(scan, options, "text");
     if (options.table) classes.finish(inputs.front().path);
-    Preparation preparation(options, kind, folder, inputs, scan, classes, progress, ranks);
-    CorpusManifest manifest = preparation.run(known);
+    Preparation preparation(options, tokenizers, folder, inputs, scan, classes, progress, ranks);
+    CorpusManifest manifest = preparation.run();
     if (!is_first) return result;
     result.notes = preparation.notes();
     if (scan.empty_texts > 0) {
       result.notes.push_back(
-          fmt::format("skipped {} without text", counted(scan.empty_texts, "document")));
+          fmt::format("skipped {} without text",
+                      counted(scan.empty_texts, options.has_pairs() ? "pair" : "document")));
     }
     *manifest.mutable_source() = source;
     manifest.mutable_source()->set_text_hash(preparation.text_hash());

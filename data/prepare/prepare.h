@@ -1,5 +1,6 @@
 // The making of a corpus folder from text. A file is a document or holds many of them
-// (data/prepare/input/text_source.h), or each row of a table is one. Each split gets its share of
+// (data/prepare/input/text_source.h), or each row of a table is one, or each two lines of aligned
+// files are a pair of them. Each split gets its share of
 // the bytes of every input: small documents go to a split whole, larger ones are cut
 // (data/prepare/input/split_rule.h). See docs/corpus_format.md.
 #pragma once
@@ -30,6 +31,10 @@ struct PrepareOptions {
   // a vocabulary or model (data/tokenizers/known_tokenizer.h).
   std::string tokenizer = "bytes";
   std::optional<TokenizerSource> like;  // used instead of `tokenizer`, including its end mark
+  // Of pairs: the tokenizer of sources, as the two above, which are then the targets' alone. Unset:
+  // sources and targets share a tokenizer, learned from both.
+  std::string source_tokenizer;
+  std::optional<TokenizerSource> source_like;
   // Maximum size of the vocabulary, marks included, for words and sentencepiece; 0 = 32000 for
   // words, 8000 for sentencepiece. For any other tokenizer it must be 0.
   std::int64_t vocab_size = 0;
@@ -41,7 +46,10 @@ struct PrepareOptions {
   // may not be `out`, lie directly in it, be corpora, or be given twice.
   std::vector<std::string> paths;
   std::vector<std::string> valid_paths, test_paths;  // all of their text goes to that split
-  TextFormat format;  // how documents lie in the files, if they are not tables
+  // Pairs (data/prepare/aligned_files.h), if not empty: the files above are files of sources, and
+  // these are the files of their targets, as many for each split.
+  std::vector<std::string> target_paths, valid_target_paths, test_target_paths;
+  TextFormat format;  // how documents lie in the files, if they are neither tables nor pairs
   // If set, the files are tables (data/prepare/table.h): each row is a document, and the record
   // `label` of each split holds the labels.
   std::optional<TableColumns> table;
@@ -57,6 +65,10 @@ struct PrepareOptions {
   // Memory for the lines that sentencepiece is trained on; 0 = 512 bytes for each id of the
   // vocabulary, at least 4 MiB and at most 16 MiB. Not used for any other tokenizer.
   std::int64_t sample_bytes = 0;
+
+  bool has_pairs() const {
+    return !target_paths.empty() || !valid_target_paths.empty() || !test_target_paths.empty();
+  }
 };
 
 struct PrepareProgress {
@@ -84,7 +96,7 @@ struct PrepareResult {
 // in one folder and the labels of tables, of which there are at most 65,536. `progress` is called
 // at most every 0.1 s, and at the end of each phase. Error(kUsage): invalid options or paths, or a
 // folder that holds something else, which is not touched. Error(kData): text that the tokenizer
-// cannot encode, with file and byte, or a row that cannot be used, with file and line.
+// cannot encode, with file and byte, or a row or pair that cannot be used, with file and line.
 // Error(kStorage): the file system failed. The manifest of the corpus holds its statistics.
 //
 // ranks: if not null, they divide the work; collective over them. The bytes are those of one rank.

@@ -6,6 +6,7 @@
 
 #include "cluster/base/error.h"
 #include "cluster/base/files/file.h"
+#include "cluster/base/text/plural.h"
 #include "data/corpus/manifest.h"
 #include "data/prepare/table.h"
 
@@ -35,11 +36,8 @@ void check_column(const char* option, const std::string& column) {
        option);
 }
 
-}  // namespace
-
-TokenizerKind tokenizer_kind(const PrepareOptions& options) {
-  if (options.like) return TokenizerKind::kLike;
-  const std::string& tokenizer = options.tokenizer;
+// option: the name's, for messages.
+TokenizerKind kind_of(const std::string& tokenizer, const char* option) {
   if (tokenizer == "bytes") return TokenizerKind::kBytes;
   if (tokenizer == "chars") return TokenizerKind::kChars;
   if (tokenizer == "words") return TokenizerKind::kWords;
@@ -47,11 +45,92 @@ TokenizerKind tokenizer_kind(const PrepareOptions& options) {
   if (tokenizer == "sentencepiece") return TokenizerKind::kSentencePiece;
   if (!path_exists(tokenizer)) {
     fail(ExitCode::kUsage,
-         "--tokenizer {}: neither bytes, chars, words, whitespace or sentencepiece nor the file of "
-         "a vocabulary or model",
-         tokenizer);
+         "{} {}: neither bytes, chars, words, whitespace or sentencepiece nor the file of a "
+         "vocabulary or model",
+         option, tokenizer);
   }
   return TokenizerKind::kFile;
+}
+
+bool is_of_words(TokenizerKind kind) {
+  return kind == TokenizerKind::kWords || kind == TokenizerKind::kWhiteSpace;
+}
+
+bool takes_vocab_size(TokenizerKind kind) {
+  return is_of_words(kind) || kind == TokenizerKind::kSentencePiece;
+}
+
+// Fills in the defaults of a tokenizer.
+void set_sizes(const PrepareOptions& options, TokenizerOptions& tokenizer) {
+  constexpr std::int64_t kMaxIds = 1 << 20;
+  const TokenizerKind kind = tokenizer.kind;
+  if (takes_vocab_size(kind)) {
+    tokenizer.vocab_size = options.vocab_size;
+    if (options.vocab_size == 0) {
+      tokenizer.vocab_size = kind == TokenizerKind::kWords        ? 32000
+                             : kind == TokenizerKind::kWhiteSpace ? kMaxIds
+                                                                  : 8000;
+    }
+    // Words: marks and a word; sentencepiece: marks, 256 bytes and some pieces.
+    const std::int64_t fewest = is_of_words(kind) ? 3 : 300;
+    if (tokenizer.vocab_size < fewest || tokenizer.vocab_size > kMaxIds) {
+      fail(ExitCode::kUsage, "--vocab-size {}: from {} to {} ids for {}", options.vocab_size,
+           fewest, kMaxIds, tokenizer.name);
+    }
+  }
+  tokenizer.chunk_bytes =
+      options.chunk_bytes == 0 ? default_chunk_bytes(kind) : options.chunk_bytes;
+  // More text does not make a better vocabulary; it only makes training slower.
+  tokenizer.sample_bytes =
+      options.sample_bytes == 0
+          ? std::clamp<std::int64_t>(512 * tokenizer.vocab_size, 4 << 20, 16 << 20)
+          : options.sample_bytes;
+  require(options.shard_tokens > 0 && tokenizer.chunk_bytes > 0 && tokenizer.sample_bytes > 0,
+          "sizes of shards, chunks and sample");
+}
+
+void check_pairs(const PrepareOptions& options) {
+  const auto check_files = [](const char* source, const std::vector<std::string>& sources,
+                              const char* target, const std::vector<std::string>& targets) {
+    if (sources.size() == targets.size()) return;
+    fail(ExitCode::kUsage,
+         "{}: {} of targets for {} of sources ({}); file i of one belongs to file i of the other, "
+         "so give as many of both",
+         target, counted(targets.size(), "file"), counted(sources.size(), "file"), source);
+  };
+  check_files("--train", options.paths, "--target", options.target_paths);
+  check_files("--valid", options.valid_paths, "--valid-target", options.valid_target_paths);
+  check_files("--test", options.test_paths, "--test-target", options.test_target_paths);
+  if (options.table || options.format.holds_many()) {
+    fail(ExitCode::kUsage,
+         "--target: each line of the files is a source or a target; leave out --text-column, "
+         "--jsonl, --lines and --separator");
+  }
+}
+
+}  // namespace
+
+std::vector<TokenizerOptions> tokenizer_options(const PrepareOptions& options) {
+  std::vector<TokenizerOptions> tokenizers;
+  const auto add = [&](const char* option, const std::string& name,
+                       const std::optional<TokenizerSource>& like) {
+    TokenizerOptions tokenizer{.name = name, .like = like};
+    tokenizer.kind = like ? TokenizerKind::kLike : kind_of(name, option);
+    set_sizes(options, tokenizer);
+    tokenizers.push_back(tokenizer);
+  };
+  add("--tokenizer", options.tokenizer, options.like);
+  if (!options.source_tokenizer.empty() || options.source_like)
+    add("--source-tokenizer", options.source_tokenizer, options.source_like);
+  const bool uses_vocab_size = std::ranges::any_of(
+      tokenizers, [](const auto& tokenizer) { return takes_vocab_size(tokenizer.kind); });
+  if (options.vocab_size != 0 && !uses_vocab_size) {
+    fail(ExitCode::kUsage,
+         "--vocab-size {}: only words, whitespace and sentencepiece take it, "
+         "not {}",
+         options.vocab_size, options.like ? "--like" : options.tokenizer);
+  }
+  return tokenizers;
 }
 
 PrepareOptions checked_paths(PrepareOptions options) {
@@ -76,8 +155,13 @@ PrepareOptions checked_paths(PrepareOptions options) {
   return options;
 }
 
-PrepareOptions checked_options(PrepareOptions options, TokenizerKind kind) {
+PrepareOptions checked_options(PrepareOptions options) {
   options = checked_paths(std::move(options));
+  if (options.has_pairs()) check_pairs(options);
+  if (!options.has_pairs() && !options.source_tokenizer.empty()) {
+    fail(ExitCode::kUsage, "--source-tokenizer {}: only pairs have sources; give --target, too",
+         options.source_tokenizer);
+  }
   if (options.table) {
     TableColumns& table = *options.table;
     check_column("--text-column", table.text);
@@ -96,29 +180,6 @@ PrepareOptions checked_options(PrepareOptions options, TokenizerKind kind) {
     }
     if (lines) check_column("--jsonl", options.format.name);
   }
-  constexpr std::int64_t kMaxIds = 1 << 20;
-  const bool of_words = kind == TokenizerKind::kWords || kind == TokenizerKind::kWhiteSpace;
-  const bool learns = of_words || kind == TokenizerKind::kSentencePiece;
-  if (learns && options.vocab_size == 0) {
-    options.vocab_size = kind == TokenizerKind::kWords        ? 32000
-                         : kind == TokenizerKind::kWhiteSpace ? kMaxIds
-                                                              : 8000;
-  }
-  // Words: marks and a word; sentencepiece: marks, 256 bytes and some pieces.
-  const std::int64_t fewest = of_words ? 3 : 300;
-  if (learns ? options.vocab_size < fewest || options.vocab_size > kMaxIds
-             : options.vocab_size != 0) {
-    fail(ExitCode::kUsage, "--vocab-size {}: {}", options.vocab_size,
-         learns ? fmt::format("from {} to {} ids for {}", fewest, kMaxIds, options.tokenizer)
-                : fmt::format("only words, whitespace and sentencepiece take it, not {}",
-                              options.like ? "--like" : options.tokenizer));
-  }
-  if (options.chunk_bytes == 0) options.chunk_bytes = default_chunk_bytes(kind);
-  // More text does not make a better vocabulary; it only makes training slower.
-  if (options.sample_bytes == 0)
-    options.sample_bytes = std::clamp<std::int64_t>(512 * options.vocab_size, 4 << 20, 16 << 20);
-  require(options.shard_tokens > 0 && options.chunk_bytes > 0 && options.sample_bytes > 0,
-          "sizes of shards, chunks and sample");
   return options;
 }
 

@@ -15,23 +15,26 @@ namespace {
 
 using configs::CorpusManifest;
 
-constexpr char kStream[] = "tokens", kUnknownRecord[] = "unknown";
+constexpr char kUnknownRecord[] = "unknown";
+
+CorpusManifest::Dtype dtype_of(const TextEncoder::Stream& stream) {
+  return shard_format::id_dtype(stream.entry.vocabulary());
+}
 
 }  // namespace
 
-TextEncoder::TextEncoder(const Tokenizer& tokenizer, const CorpusManifest::Tokenizer& entry,
-                         const Options& options, ProcessGroup& ranks)
-    : tokenizer_(tokenizer),
-      entry_(entry),
-      options_(options),
-      ranks_(ranks),
-      dtype_(shard_format::id_dtype(entry.vocabulary())) {
+TextEncoder::TextEncoder(const std::vector<Stream>& streams, const Options& options,
+                         ProcessGroup& ranks)
+    : streams_(streams), options_(options), ranks_(ranks) {
   for (const SplitIndex split : kSplits) {
     if (!options.has_split[split]) continue;
     Output& output = outputs_[split];
     const std::string name = kSplitNames[split];
-    output.writer.emplace(options.folder, name, kStream, dtype_, options.shard_tokens,
-                          ShardShare{ranks.rank(), ranks.size()});
+    for (const Stream& stream : streams) {
+      output.streams.emplace_back(
+          stream, StreamWriter(options.folder, name, stream.name, dtype_of(stream),
+                               options.shard_tokens, ShardShare{ranks.rank(), ranks.size()}));
+    }
     if (ranks.rank() != 0) continue;
     if (options.class_names != nullptr) {
       output.labels.emplace(options.folder, name, label_record(*options.class_names),
@@ -44,8 +47,8 @@ TextEncoder::TextEncoder(const Tokenizer& tokenizer, const CorpusManifest::Token
   }
 }
 
-void TextEncoder::add(SplitIndex split, const Document& document, std::string_view text,
-                      std::int64_t offset) {
+void TextEncoder::add(SplitIndex split, std::size_t stream, const Document& document,
+                      std::string_view text, std::int64_t offset) {
   if (bundle_bytes_ >= kBundleBytes) {
     bundle_bytes_ = 0;
     if (++bundle_ == ranks_.size()) exchange();
@@ -53,13 +56,17 @@ void TextEncoder::add(SplitIndex split, const Document& document, std::string_vi
   bundle_bytes_ += std::ssize(text);
   ++part_;
   Output& output = outputs_[split];
-  output.counter.add(text);
+  const bool is_counted = stream == 0;
+  if (is_counted) output.counter.add(text);
   if (!is_mine()) return;
+  Ids& to = output.streams.at(stream);
+  const Tokenizer& tokenizer = to.stream.tokenizer;
   std::string unknown;
-  const std::vector<std::int32_t> ids = encode(document, text, offset, unknown);
-  append_ids(ids, dtype_, output.encoded.values);
-  output.encoded.unknown += unknown;
-  const auto back = output.counter.add_tokens(tokenizer_, text, ids, unknown);
+  const std::vector<std::int32_t> ids = encode(tokenizer, document, text, offset, unknown);
+  append_ids(ids, dtype_of(to.stream), to.encoded.values);
+  if (!is_counted) return;
+  to.encoded.unknown += unknown;
+  const auto back = output.counter.add_tokens(tokenizer, text, ids, unknown);
   if (back && lost_.empty()) {
     lost_part_ = part_;
     lost_ = fmt::format("in {} of {}, {}", counted(text.size(), "byte"), document.shown_path,
@@ -70,14 +77,17 @@ void TextEncoder::add(SplitIndex split, const Document& document, std::string_vi
 void TextEncoder::end_document(SplitIndex split, const Document& document, std::uint16_t label) {
   Output& output = outputs_[split];
   output.counter.end_document();
-  if (!entry_.has_end_of_document()) output.unwritten.push_back(document.shown_path);
   if (output.labels) output.labels->append(&label, 1);
-  if (!is_mine()) return;
-  if (entry_.has_end_of_document()) {
-    append_ids({static_cast<std::int32_t>(entry_.end_of_document())}, dtype_,
-               output.encoded.values);
+  for (Ids& ids : output.streams) {
+    const CorpusManifest::Tokenizer& entry = ids.stream.entry;
+    if (!entry.has_end_of_document()) ids.unwritten.push_back(document.shown_path);
+    if (!is_mine()) continue;
+    if (entry.has_end_of_document()) {
+      append_ids({static_cast<std::int32_t>(entry.end_of_document())}, dtype_of(ids.stream),
+                 ids.encoded.values);
+    }
+    ids.encoded.ends.push_back(ids.encoded.values.size());
   }
-  output.encoded.ends.push_back(output.encoded.values.size());
 }
 
 void TextEncoder::finish(CorpusManifest& manifest, std::vector<std::string>& notes) {
@@ -85,13 +95,14 @@ void TextEncoder::finish(CorpusManifest& manifest, std::vector<std::string>& not
   const std::string lost = gathered_loss();
   for (const SplitIndex split : kSplits) {
     Output& output = outputs_[split];
-    if (!output.writer) continue;
-    const CorpusManifest::Stream stream = gathered_stream(output);
+    if (output.streams.empty()) continue;
+    std::vector<CorpusManifest::Stream> streams;
+    for (Ids& ids : output.streams) streams.push_back(gathered_stream(ids));
     const CorpusManifest::Counts counts = gathered_counts(output);
     if (ranks_.rank() != 0) continue;
     CorpusManifest::Split& written = *manifest.add_split();
     written.set_name(kSplitNames[split]);
-    *written.add_stream() = stream;
+    written.mutable_stream()->Assign(streams.begin(), streams.end());
     if (output.labels) *written.add_record() = output.labels->finish();
     CorpusManifest::Record unknown = output.unknown->finish();
     if (unknown.rows() > 0) *written.mutable_unknown_text() = std::move(unknown);
@@ -106,10 +117,11 @@ void TextEncoder::finish(CorpusManifest& manifest, std::vector<std::string>& not
 }
 
 // Adds the source location to errors: a vocabulary learned from other text may lack a character.
-std::vector<std::int32_t> TextEncoder::encode(const Document& document, std::string_view text,
-                                              std::int64_t offset, std::string& unknown) const {
+std::vector<std::int32_t> TextEncoder::encode(const Tokenizer& tokenizer, const Document& document,
+                                              std::string_view text, std::int64_t offset,
+                                              std::string& unknown) {
   try {
-    return tokenizer_.encode(text, &unknown);
+    return tokenizer.encode(text, &unknown);
   } catch (const Error& error) {
     const std::string part = offset == 0 ? "" : fmt::format(", from byte {} on", offset);
     fail(error.code(), "{}{}: {}", document.shown_path, part, error.what());
@@ -120,10 +132,12 @@ std::vector<std::int32_t> TextEncoder::encode(const Document& document, std::str
 void TextEncoder::exchange() {
   std::string mine;
   for (Output& output : outputs_) {
-    pack(output.encoded.values, mine);
-    pack(output.encoded.ends, mine);
-    pack(output.encoded.unknown, mine);
-    output.encoded = {};
+    for (Ids& ids : output.streams) {
+      pack(ids.encoded.values, mine);
+      pack(ids.encoded.ends, mine);
+      pack(ids.encoded.unknown, mine);
+      ids.encoded = {};
+    }
   }
   if (ranks_.size() == 1) {
     write(mine);
@@ -136,38 +150,40 @@ void TextEncoder::exchange() {
 void TextEncoder::write(const std::string& bundle) {
   std::string_view rest = bundle;
   for (Output& output : outputs_) {
-    const auto values = unpack<std::vector<char>>(rest);
-    const auto ends = unpack<std::vector<std::uint64_t>>(rest);
-    const auto unknown = unpack<std::string>(rest);
-    if (!output.writer) continue;
-    std::size_t begin = 0;
-    for (const std::uint64_t end : ends) {
-      output.writer->append_values(std::span(values).subspan(begin, end - begin));
-      require_tokens(output, output.open_bytes + end - begin);
-      output.writer->end_document();
-      output.open_bytes = 0;
-      begin = end;
+    for (Ids& ids : output.streams) {
+      const auto values = unpack<std::vector<char>>(rest);
+      const auto ends = unpack<std::vector<std::uint64_t>>(rest);
+      const auto unknown = unpack<std::string>(rest);
+      std::size_t begin = 0;
+      for (const std::uint64_t end : ends) {
+        ids.writer.append_values(std::span(values).subspan(begin, end - begin));
+        require_tokens(ids, ids.open_bytes + end - begin);
+        ids.writer.end_document();
+        ids.open_bytes = 0;
+        begin = end;
+      }
+      ids.writer.append_values(std::span(values).subspan(begin));
+      ids.open_bytes += values.size() - begin;
+      if (output.unknown) output.unknown->append(unknown.data(), std::ssize(unknown));
     }
-    output.writer->append_values(std::span(values).subspan(begin));
-    output.open_bytes += values.size() - begin;
-    if (output.unknown) output.unknown->append(unknown.data(), std::ssize(unknown));
   }
 }
 
 // Call for each document, in order.
-void TextEncoder::require_tokens(Output& output, std::size_t bytes) const {
-  if (entry_.has_end_of_document()) return;
+void TextEncoder::require_tokens(Ids& ids, std::size_t bytes) {
+  if (ids.stream.entry.has_end_of_document()) return;
   if (bytes == 0) {
     fail(ExitCode::kData,
          "{}: nothing but white space, for which the tokenizer has no token; leave it out",
-         output.unwritten.front());
+         ids.unwritten.front());
   }
-  output.unwritten.pop_front();
+  ids.unwritten.pop_front();
 }
 
 // With the shards of all ranks.
-CorpusManifest::Stream TextEncoder::gathered_stream(Output& output) {
-  CorpusManifest::Stream stream = output.writer->finish();
+CorpusManifest::Stream TextEncoder::gathered_stream(Ids& ids) {
+  CorpusManifest::Stream stream = ids.writer.finish();
+  if (&ids.stream.entry != &streams_.front().entry) *stream.mutable_tokenizer() = ids.stream.entry;
   const auto streams = ranks_.all_gather_bytes(stream.SerializeAsString(), "shards");
   for (int shard = 0; shard < stream.shard_size(); ++shard) {
     CorpusManifest::Stream writer;

@@ -12,6 +12,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "cluster/base/collectives/process_group.h"
@@ -35,16 +36,24 @@ class TextEncoder {
     // Of tables: the names of the classes, for a record `label` of each split. Else null.
     const std::vector<std::string>* class_names = nullptr;
   };
-  // entry: of the tokenizer in the manifest. All arguments must outlive it.
-  TextEncoder(const Tokenizer& tokenizer, const configs::CorpusManifest::Tokenizer& entry,
-              const Options& options, ProcessGroup& ranks);
+  // A stream of each split, and its tokenizer with the entry in the manifest.
+  struct Stream {
+    std::string name;
+    const Tokenizer& tokenizer;
+    const configs::CorpusManifest::Tokenizer& entry;
+  };
+  // streams: the tokenizer of the first is the corpus's, and the counts and the unknown text of a
+  // split are those of its first stream. All arguments must outlive it.
+  TextEncoder(const std::vector<Stream>& streams, const Options& options, ProcessGroup& ranks);
 
   // These three are collective: each rank passes the same. Error(kData) if a document has no tokens
   // and no end mark.
   //
-  // The next part of the document, at byte `offset`. Error(kData) names document and byte if the
-  // tokenizer cannot encode it.
-  void add(SplitIndex split, const Document& document, std::string_view text, std::int64_t offset);
+  // The next part of the document in a stream, at byte `offset`. Error(kData) names document and
+  // byte if the tokenizer cannot encode it.
+  void add(SplitIndex split, std::size_t stream, const Document& document, std::string_view text,
+           std::int64_t offset);
+  // The document ends in all streams.
   // label: of a row of a table.
   void end_document(SplitIndex split, const Document& document, std::uint16_t label);
   // Writes the last shards. Adds the splits to the manifest of rank 0, and appends to `notes`.
@@ -57,30 +66,36 @@ class TextEncoder {
     std::vector<std::uint64_t> ends;  // of documents, in bytes of `values`
     std::string unknown;
   };
-  struct Output {
-    std::optional<StreamWriter> writer;
-    std::optional<RecordWriter> labels, unknown;  // on rank 0
-    TextCounter counter;
+  // A stream of a split.
+  struct Ids {
+    Ids(const Stream& of, StreamWriter to) : stream(of), writer(std::move(to)) {}
+
+    const Stream& stream;
+    StreamWriter writer;
     Encoded encoded;
     std::size_t open_bytes = 0;         // written since the last end of a document
     std::deque<std::string> unwritten;  // ended documents, of a tokenizer without end mark
   };
+  struct Output {
+    std::vector<Ids> streams;                     // empty: there is no such split
+    std::optional<RecordWriter> labels, unknown;  // on rank 0
+    TextCounter counter;                          // of the first stream
+  };
 
   bool is_mine() const { return bundle_ == ranks_.rank(); }
-  std::vector<std::int32_t> encode(const Document& document, std::string_view text,
-                                   std::int64_t offset, std::string& unknown) const;
+  static std::vector<std::int32_t> encode(const Tokenizer& tokenizer, const Document& document,
+                                          std::string_view text, std::int64_t offset,
+                                          std::string& unknown);
   void exchange();
   void write(const std::string& bundle);
-  void require_tokens(Output& output, std::size_t bytes) const;
-  configs::CorpusManifest::Stream gathered_stream(Output& output);
+  static void require_tokens(Ids& ids, std::size_t bytes);
+  configs::CorpusManifest::Stream gathered_stream(Ids& ids);
   configs::CorpusManifest::Counts gathered_counts(const Output& output);
   std::string gathered_loss();
 
-  const Tokenizer& tokenizer_;
-  const configs::CorpusManifest::Tokenizer& entry_;
+  const std::vector<Stream>& streams_;
   const Options& options_;
   ProcessGroup& ranks_;
-  const configs::CorpusManifest::Dtype dtype_;
   std::array<Output, 3> outputs_;
   int bundle_ = 0;                            // the rank that encodes the current one
   std::int64_t bundle_bytes_ = 0, part_ = 0;  // of the current bundle; of the text so far

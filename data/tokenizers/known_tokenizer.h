@@ -24,6 +24,8 @@ struct KnownTokenizer {
   // the vocabulary is a source's.
   std::optional<std::int64_t> end_of_document = {};
   bool is_source = false;
+
+  bool operator==(const KnownTokenizer&) const = default;
 };
 
 // Of chars, words or whitespace. content: of an undamaged vocabulary file.

@@ -30,30 +30,36 @@ std::string loss_at_step(const Record& record) {
 
 constexpr std::size_t kMaxJobs = 10;  // listed
 
-// Describes the lengths of a labeled corpus's texts, a line per split: training cuts long ones.
+// Describes the lengths of a labeled corpus's texts, or of sources and targets, a line per split and
+// stream: training cuts long ones.
 std::string describe_texts(const Corpus& corpus) {
   std::string text;
   for (const auto& split : corpus.manifest().split()) {
     const bool has_labels =
         std::any_of(split.record().begin(), split.record().end(),
                     [](const auto& record) { return record.class_name_size() > 0; });
-    if (!has_labels || split.stream_size() == 0) continue;
-    const auto lengths = document_lengths(corpus, split.name(), split.stream(0).name());
-    if (lengths.empty()) continue;
-    // The smallest length that this share of the texts does not exceed.
-    const auto quantile = [&](double share) {
-      const double wanted = share * static_cast<double>(split.stream(0).documents());
-      std::int64_t count = 0;
-      return std::find_if(lengths.begin(), lengths.end(),
-                          [&](const auto& each) {
-                            return static_cast<double>(count += each.second) >= wanted;
-                          })
-          ->first;
-    };
-    text += fmt::format(
-        "texts of {}: half have at most {}, 99 % at most {}, the longest {}; training cuts those "
-        "above data.sequence_length\n",
-        split.name(), counted(quantile(0.5), "token"), quantile(0.99), lengths.rbegin()->first);
+    const bool has_pairs = split.stream_size() > 1;
+    if (!has_labels && !has_pairs) continue;
+    for (const auto& stream : split.stream()) {
+      const auto lengths = document_lengths(corpus, split.name(), stream.name());
+      if (lengths.empty()) continue;
+      // The smallest length that this share of the texts does not exceed.
+      const auto quantile = [&](double share) {
+        const double wanted = share * static_cast<double>(stream.documents());
+        std::int64_t count = 0;
+        return std::find_if(lengths.begin(), lengths.end(),
+                            [&](const auto& each) {
+                              return static_cast<double>(count += each.second) >= wanted;
+                            })
+            ->first;
+      };
+      text += fmt::format(
+          "{} of {}: half have at most {}, 99 % at most {}, the longest {}; training cuts those "
+          "above {}\n",
+          has_pairs ? stream.name() + "s" : "texts", split.name(), counted(quantile(0.5), "token"),
+          quantile(0.99), lengths.rbegin()->first,
+          stream.name() == "target" ? "task.translation.target_length" : "data.sequence_length");
+    }
   }
   return text;
 }

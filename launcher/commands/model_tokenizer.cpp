@@ -29,6 +29,15 @@ std::string cure_of(const configs::CheckpointManifest& model, const std::string&
       path, path);
 }
 
+// folder: of the tokenizer's file.
+TokenizerSource source_of(const configs::CorpusManifest::Tokenizer& entry,
+                          const std::filesystem::path& folder) {
+  TokenizerSource source{.kind = entry.kind(), .vocabulary = entry.vocabulary()};
+  if (!entry.file().empty()) source.file = (folder / entry.file()).string();
+  if (entry.has_end_of_document()) source.end_of_document = entry.end_of_document();
+  return source;
+}
+
 }  // namespace
 
 TokenizerSource tokenizer_source(const CheckpointFolder& checkpoint) {
@@ -54,12 +63,20 @@ TokenizerSource tokenizer_source(const std::string& run_or_corpus) {
          "{}: has no tokenizer, because it holds records and no text; name a corpus of text",
          run_or_corpus);
   }
-  const auto& entry = corpus.manifest().tokenizer();
-  TokenizerSource source{.kind = entry.kind(),
-                         .file = corpus.tokenizer_file().string(),
-                         .vocabulary = entry.vocabulary()};
-  if (entry.has_end_of_document()) source.end_of_document = entry.end_of_document();
-  return source;
+  return source_of(corpus.manifest().tokenizer(), corpus.folder());
+}
+
+std::optional<TokenizerSource> source_tokenizer_source(const std::string& run_or_corpus) {
+  if (kind_of(run_or_corpus) != PathKind::kCorpus) {
+    const CheckpointFolder checkpoint = checkpoint_of(run_or_corpus);
+    if (!checkpoint.manifest.has_source_tokenizer()) return std::nullopt;
+    return source_of(checkpoint.manifest.source_tokenizer(), checkpoint.path);
+  }
+  const Corpus corpus(run_or_corpus);
+  for (const auto& stream : corpus.manifest().split(0).stream()) {
+    if (stream.has_tokenizer()) return source_of(stream.tokenizer(), corpus.folder());
+  }
+  return std::nullopt;
 }
 
 std::vector<std::string> class_names(const std::string& run_or_corpus) {

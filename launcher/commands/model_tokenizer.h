@@ -1,6 +1,7 @@
 // The tokenizer of a model or corpus, for preparing other text in the same way.
 #pragma once
 
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -17,6 +18,9 @@ TokenizerSource tokenizer_source(const CheckpointFolder& checkpoint);
 // The tokenizer of a corpus folder, a run folder (its newest checkpoint) or a checkpoint.
 // Error(kUsage) for anything else.
 TokenizerSource tokenizer_source(const std::string& run_or_corpus);
+
+// The tokenizer of sources of such a corpus or model, if they have one of their own.
+std::optional<TokenizerSource> source_tokenizer_source(const std::string& run_or_corpus);
 
 // The names of the classes 0, 1, ... of such a corpus or model; empty if it has none.
 std::vector<std::string> class_names(const std::string& run_or_corpus);

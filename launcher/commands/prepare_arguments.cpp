@@ -2,6 +2,8 @@
 #include "launcher/command_line.h"
 
 #include <cstdint>
+#include <initializer_list>
+#include <limits>
 #include <map>
 
 namespace birkhoff {
@@ -9,7 +11,7 @@ namespace birkhoff {
 void CommandLine::add_prepare() {
   CLI::App* c = subcommand(
       app_, "prepare",
-      "Make a corpus folder from text, tables of labeled text, images or point sets",
+      "Make a corpus folder from text, pairs of texts, tables of labeled text, images or point sets",
       "  birkhoff prepare --out corpus/shakespeare --tokenizer chars shakespeare.txt\n"
       "  birkhoff prepare --out corpus/news --tokenizer sentencepiece --vocab-size 8000 "
       "--jsonl text news/*.jsonl.zst\n"
@@ -18,6 +20,10 @@ void CommandLine::add_prepare() {
       "  birkhoff prepare --out corpus/more --like run/first more/\n"
       "  birkhoff prepare --out corpus/sst2 --tokenizer words --text-column sentence "
       "--label-column label --train train.tsv --valid dev.tsv --test test.tsv\n"
+      "  birkhoff prepare --out corpus/en-de --tokenizer sentencepiece --train train.en --target "
+      "train.de --valid val.en --valid-target val.de\n"
+      "  birkhoff prepare --out corpus/sort --generate sort --symbols 128 --train-length 64 --length "
+      "128\n"
       "  birkhoff prepare --out corpus/pets --images --image-size 64 --channels 3 pets/\n"
       "  birkhoff prepare --out corpus/modelnet40 --points --train modelnet40/train_files.txt "
       "--test modelnet40/test_files.txt");
@@ -27,15 +33,18 @@ void CommandLine::add_prepare() {
                     "bytes, chars, words, whitespace (words and line ends, as papers count them), "
                     "sentencepiece (trains a model), or a vocabulary or SentencePiece model file")
           ->capture_default_str();
-  c->add_option(
-       "--like", prepare_.like,
-       "use the tokenizer of this run, checkpoint or corpus; for tables also the classes; for "
-       "images and point sets only these")
-      ->type_name("RUN_OR_CORPUS")
-      ->excludes(tokenizer);
-  c->add_option("--vocab-size", prepare_.vocabulary,
-                "maximum number of token ids, for words, whitespace and sentencepiece")
-      ->check(CLI::Range(std::int64_t{2}, std::int64_t{10'000'000}));
+  CLI::Option* like =
+      c->add_option(
+           "--like", prepare_.like,
+           "use the tokenizer of this run, checkpoint or corpus (of pairs: both, if it has two); for "
+           "tables also the classes; for "
+           "images and point sets only these")
+          ->type_name("RUN_OR_CORPUS")
+          ->excludes(tokenizer);
+  CLI::Option* vocabulary =
+      c->add_option("--vocab-size", prepare_.vocabulary,
+                    "maximum number of token ids, for words, whitespace and sentencepiece")
+          ->check(CLI::Range(std::int64_t{2}, std::int64_t{10'000'000}));
   CLI::Option* lines = c->add_flag("--lines", prepare_.lines, "each line of a file is a document");
   CLI::Option* separator =
       c->add_option(
@@ -51,16 +60,65 @@ void CommandLine::add_prepare() {
           ->type_name("FIELD")
           ->excludes(lines)
           ->excludes(separator);
-  c->add_option(
-       "--text-column", prepare_.text_column,
-       "for tables (.tsv), whose rows are documents: column of the text, by name or by number "
-       "from 1")
-      ->type_name("COLUMN");
+  // For pairs, whose sources are the other texts.
+  const auto targets = [&](const char* name, std::vector<std::string>& paths, const char* what) {
+    return c->add_option(name, paths, what)
+        ->type_name("PATH ...")
+        ->excludes(lines)
+        ->excludes(separator)
+        ->excludes(jsonl);
+  };
+  CLI::Option* target = targets(
+      "--target", prepare_.targets,
+      "for pairs: files of targets, as many as of sources (PATH or --train); line i of a file "
+      "belongs to line i of its source");
+  targets("--valid-target", prepare_.valid_targets,
+          "for pairs: the targets of the files of --valid");
+  targets("--test-target", prepare_.test_targets, "for pairs: the targets of the files of --test");
+  c->add_option("--source-tokenizer", prepare_.source_tokenizer,
+                "for pairs: a tokenizer of the sources alone, as --tokenizer, which is then the "
+                "targets'; else both share one")
+      ->needs(target)
+      ->excludes(like);
+  CLI::Option* text_column =
+      c->add_option(
+           "--text-column", prepare_.text_column,
+           "for tables (.tsv), whose rows are documents: column of the text, by name or by number "
+           "from 1")
+          ->type_name("COLUMN");
   c->add_option("--label-column", prepare_.label_column,
                 "for tables: column of the label, by name or by number from 1")
       ->type_name("COLUMN");
   c->add_flag("--header", prepare_.header,
               "for tables with columns given by number: skip the first line of each file");
+  CLI::Option* generate =
+      c->add_option(
+           "--generate", prepare_.generate,
+           "make pairs of generated symbols instead of reading an input: the target is the "
+           "source (copy), its reverse, or its symbols sorted")
+          ->check(CLI::IsMember(GeneratedPairs::tasks()));
+  for (CLI::Option* other : std::initializer_list<CLI::Option*>{
+           tokenizer, like, vocabulary, lines, separator, jsonl, target, text_column})
+    generate->excludes(other);
+  GeneratedPairs& pairs = prepare_.generated;
+  add_number(c, "--symbols", pairs.symbols, 1, GeneratedPairs::kMaxSymbols,
+             "for --generate: number of different symbols")
+      ->needs(generate);
+  add_number(c, "--train-length", pairs.train_length, 1, GeneratedPairs::kMaxLength,
+             "for --generate: maximum number of symbols of a source of train")
+      ->needs(generate);
+  add_number(c, "--length", pairs.length, 1, GeneratedPairs::kMaxLength,
+             "for --generate: the same of valid and test")
+      ->needs(generate);
+  add_number(c, "--samples", pairs.samples, 1, std::int64_t{1} << 32,
+             "for --generate: number of pairs of train")
+      ->needs(generate);
+  add_number(c, "--test-samples", pairs.test_samples, 1, std::int64_t{1} << 32,
+             "for --generate: number of pairs of valid, and of test")
+      ->needs(generate);
+  add_number(c, "--seed", pairs.seed, 0, std::numeric_limits<std::uint64_t>::max(),
+             "for --generate: another seed gives other pairs")
+      ->needs(generate);
   CLI::Option* images =
       c->add_flag(
            "--images", prepare_.images,
@@ -69,7 +127,8 @@ void CommandLine::add_prepare() {
           ->excludes(tokenizer)
           ->excludes(lines)
           ->excludes(separator)
-          ->excludes(jsonl);
+          ->excludes(jsonl)
+          ->excludes(generate);
   c->add_option("--image-size", prepare_.image_size,
                 "resize images to cover this size, and crop them to it at the center")
       ->type_name("N or ROWSxCOLUMNS")
@@ -83,13 +142,15 @@ void CommandLine::add_prepare() {
       ->excludes(lines)
       ->excludes(separator)
       ->excludes(jsonl)
-      ->excludes(images);
+      ->excludes(images)
+      ->excludes(generate);
   c->add_flag("--unlabeled", prepare_.unlabeled, "make no labels of images or point sets");
   c->add_flag(
       "--skip-damaged", prepare_.skip_damaged,
       "skip and count images or files of point sets that cannot be read, instead of ending");
   add_number(c, "--ranks", prepare_.ranks, 1, 4096,
-             "divide the work among this many MPI ranks here; the bytes stay the same");
+             "divide the work among this many MPI ranks here; the bytes stay the same")
+      ->excludes(generate);
   // run() reads these values in the order of the command line.
   const auto texts = [c](const char* name, const char* what, const char* type) {
     c->add_option(name)

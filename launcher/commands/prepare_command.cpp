@@ -181,11 +181,16 @@ Records record_options(const PrepareArguments& arguments) {
     }
     return {};
   }
-  if (arguments.text_column || arguments.label_column || arguments.vocabulary != 0) {
+  const bool has_targets = !arguments.targets.empty() || !arguments.valid_targets.empty() ||
+                           !arguments.test_targets.empty();
+  if (arguments.text_column || arguments.label_column || arguments.vocabulary != 0 || has_targets ||
+      !arguments.source_tokenizer.empty()) {
     fail(ExitCode::kUsage, "{} is for text; leave it out with {}",
-         arguments.text_column    ? "--text-column"
-         : arguments.label_column ? "--label-column"
-                                  : "--vocab-size",
+         arguments.text_column                 ? "--text-column"
+         : arguments.label_column              ? "--label-column"
+         : has_targets                         ? "--target"
+         : !arguments.source_tokenizer.empty() ? "--source-tokenizer"
+                                               : "--vocab-size",
          arguments.images ? "--images" : "--points");
   }
   if (arguments.unlabeled && !arguments.like.empty()) {
@@ -212,12 +217,17 @@ PrepareOptions prepare_options(const PrepareArguments& arguments, std::ostream& 
     err << "prepare: " << note << '\n';
   options.format = text_format(arguments);
   options.table = table_columns(arguments);
+  options.target_paths = arguments.targets;
+  options.valid_target_paths = arguments.valid_targets;
+  options.test_target_paths = arguments.test_targets;
+  options.source_tokenizer = arguments.source_tokenizer;
   if (makes_records(arguments) && !arguments.like.empty()) {
     options.class_names = class_names(arguments.like);
     if (options.class_names.empty())
       fail(ExitCode::kUsage, "--like {}: has no classes; leave it out", arguments.like);
   } else if (!arguments.like.empty()) {
     options.like = tokenizer_source(arguments.like);
+    if (options.has_pairs()) options.source_like = source_tokenizer_source(arguments.like);
     if (options.table) options.class_names = class_names(arguments.like);
   }
   return options;
@@ -280,9 +290,24 @@ void prepare_and_describe(const PrepareOptions& options, const Records& records,
   out << describe_corpus(Corpus(options.out));
 }
 
+// Makes a corpus that has no input.
+int generate_and_describe(const PrepareArguments& arguments, std::ostream& out, std::ostream& err) {
+  if (!arguments.texts.empty()) {
+    fail(ExitCode::kUsage, "{} {}: --generate makes pairs without an input; leave it out",
+         arguments.texts.front().option, arguments.texts.front().value);
+  }
+  GeneratedPairs pairs = arguments.generated;
+  pairs.task = arguments.generate;
+  if (!generate_pairs(arguments.out, pairs))
+    err << "prepare: " << arguments.out << " already holds these pairs\n";
+  out << describe_corpus(Corpus(arguments.out));
+  return 0;
+}
+
 }  // namespace
 
 int prepare_command(const PrepareArguments& arguments, std::ostream& out, std::ostream& err) {
+  if (!arguments.generate.empty()) return generate_and_describe(arguments, out, err);
   const int ranks = ranks_to_run_on(arguments.ranks);
   Records records;
   PrepareOptions options;

@@ -270,6 +270,47 @@ TEST(Manifest, EveryWrongFieldOfALabelIsNamed) {
   for (const Damage& damage : damages) expect_refused(labelled_manifest(), damage);
 }
 
+TEST(Manifest, EveryWrongFieldOfAStreamsTokenizerIsNamed) {
+  CorpusManifest manifest = good_manifest();
+  auto& own = *stream(manifest).mutable_tokenizer();
+  own = manifest.tokenizer();
+  own.set_file("source_tokenizer.chars");
+  EXPECT_EQ(
+      parse_corpus_manifest(manifest_json(manifest), "m").split(0).stream(0).tokenizer().file(),
+      "source_tokenizer.chars");
+  const auto of_stream = [](CorpusManifest & m) -> auto& { return *stream(m).mutable_tokenizer(); };
+  const auto add_split = [](CorpusManifest & m) -> auto& {
+    auto& test = *m.add_split();
+    test.set_name("test");
+    test.mutable_counts();
+    auto& added = *test.add_stream();
+    added.set_name("tokens");
+    added.set_dtype(CorpusManifest::u16);
+    return added;
+  };
+  const std::vector<Damage> damages = {
+      {"tokenizer of stream 'tokens': kind", [=](auto& m) { of_stream(m).set_kind("letters"); }},
+      {"tokenizer of stream 'tokens': vocabulary",
+       [=](auto& m) { of_stream(m).set_vocabulary(0); }},
+      {"tokenizer of stream 'tokens': end_of_document",
+       [=](auto& m) { of_stream(m).set_end_of_document(66); }},
+      {"tokenizer of stream 'tokens': file '../x'",
+       [=](auto& m) { of_stream(m).set_file("../x"); }},
+      {"tokenizer of stream 'tokens': file 'tokenizer.chars' is listed twice",
+       [=](auto& m) { of_stream(m).set_file("tokenizer.chars"); }},
+      {"tokenizer of stream 'tokens': hash", [=](auto& m) { of_stream(m).clear_hash(); }},
+      {"tokenizer: kind", [](auto& m) { m.clear_tokenizer(); }},
+      {"stream 'tokens' has another tokenizer in split 'test'", [=](auto& m) { add_split(m); }},
+      {"stream 'tokens' has another tokenizer in split 'test'",
+       [=](auto& m) {
+         auto& other = *add_split(m).mutable_tokenizer();
+         other = of_stream(m);
+         other.set_vocabulary(70);
+       }},
+  };
+  for (const Damage& damage : damages) expect_refused(manifest, damage);
+}
+
 TEST(Manifest, WrongTextIsRefused) {
   // Without its checksum, which would reveal any change, as in manifests from before it existed.
   const std::string sealed = manifest_json(good_manifest());

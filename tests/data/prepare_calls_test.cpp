@@ -22,7 +22,7 @@ namespace {
 using testing::HasSubstr;
 using Content = std::map<std::string, std::string>;
 
-// The tokenizers, a model trained earlier, text from a pipe, and tables.
+// The tokenizers, a model trained earlier, text from a pipe, tables, and pairs.
 class PrepareCalls : public testing::TestWithParam<const char*> {
  protected:
   PrepareCalls() {
@@ -41,6 +41,13 @@ class PrepareCalls : public testing::TestWithParam<const char*> {
       options_.vocab_size = 0;
     }
     if (kind() == "stream" || kind() == "table") options_.tokenizer = "words";
+    if (kind() == "pairs") {
+      options_.tokenizer = "words";
+      options_.source_tokenizer = "chars";
+      options_.paths = {folder_ / "in/a"};
+      options_.target_paths = {folder_ / "in/b"};
+      options_.valid_fraction = 0.3;
+    }
     if (kind() == "table") {
       write_text(folder_ / "in/a", "text\tlabel\none row\tx\nanother\ty\n");
       write_text(folder_ / "in/b", "text\tlabel\na third row\ty\nand the last\tz\n");
@@ -94,7 +101,7 @@ class PrepareCalls : public testing::TestWithParam<const char*> {
 
 INSTANTIATE_TEST_SUITE_P(All, PrepareCalls,
                          testing::Values("bytes", "chars", "words", "sentencepiece", "model",
-                                         "stream", "table"),
+                                         "stream", "table", "pairs"),
                          [](const auto& kind) { return std::string(kind.param); });
 
 TEST_P(PrepareCalls, EveryOneMayFail) {

@@ -13,8 +13,9 @@
 
 namespace birkhoff {
 
-inline std::vector<std::int32_t> tokens_of(const Corpus& corpus, const std::string& split) {
-  StreamReader reader(corpus, split, "tokens");
+inline std::vector<std::int32_t> tokens_of(const Corpus& corpus, const std::string& split,
+                                           const std::string& stream = "tokens") {
+  StreamReader reader(corpus, split, stream);
   std::vector<std::int64_t> ids(static_cast<std::size_t>(reader.elements()));
   reader.read(0, reader.elements(), ids.data());
   return {ids.begin(), ids.end()};
@@ -38,17 +39,37 @@ inline std::vector<std::string> classes_of(const std::string& folder) {
 }
 
 // The text of document i, without its end mark.
-inline std::string document_text(const Corpus& corpus, const std::string& split, std::int64_t i) {
-  StreamReader reader(corpus, split, "tokens");
+inline std::string document_text(const Corpus& corpus, const std::string& split, std::int64_t i,
+                                 const std::string& stream = "tokens") {
+  StreamReader reader(corpus, split, stream);
   const auto [begin, end] = reader.document(i);
   std::vector<std::int64_t> ids(static_cast<std::size_t>(end - begin));
   reader.read(begin, end - begin, ids.data());
-  const auto& tokenizer = corpus.manifest().tokenizer();
+  const auto& tokenizer = corpus.tokenizer_entry(stream);
   if (tokenizer.has_end_of_document()) {
     EXPECT_EQ(ids.back(), tokenizer.end_of_document());
     ids.pop_back();
   }
-  return corpus.tokenizer()->decode({ids.begin(), ids.end()});
+  return corpus.tokenizer(stream)->decode({ids.begin(), ids.end()});
+}
+
+inline std::string joined_lines(const std::vector<std::string>& lines) {
+  std::string text;
+  for (const std::string& line : lines) text += line + "\n";
+  return text;
+}
+
+// Of pairs of these lines, which it writes to folder/a.source and folder/a.target, all for training.
+inline PrepareOptions pair_options(const TemporaryFolder& folder,
+                                   const std::vector<std::string>& sources,
+                                   const std::vector<std::string>& targets,
+                                   const std::string& tokenizer = "bytes") {
+  write_text(folder / "a.source", joined_lines(sources));
+  write_text(folder / "a.target", joined_lines(targets));
+  PrepareOptions options = prepare_options(folder / "corpus", {folder / "a.source"}, tokenizer);
+  options.target_paths = {folder / "a.target"};
+  options.valid_fraction = 0;
+  return options;
 }
 
 // Every file of a folder and its content.

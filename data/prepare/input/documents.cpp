@@ -51,13 +51,17 @@ class Walk {
 
   void note_given(const InputPath& input) {
     if (!input.content_hash.empty()) return;
+    note_given(input.path);
+    if (!input.source.empty()) note_given(input.source);
+  }
+
+  void note_given(const std::string& path) {
     struct stat info;
-    if (!find_status(input.path, /*follow_links=*/true, &info, ExitCode::kUsage)) {
-      fail(ExitCode::kUsage, "{}: {}; give an existing file or folder", input.path,
-           std::strerror(errno));
+    if (!find_status(path, /*follow_links=*/true, &info, ExitCode::kUsage)) {
+      fail(ExitCode::kUsage, "{}: {}; give an existing file or folder", path, std::strerror(errno));
     }
-    const auto [other, is_new] = given_.emplace(FileId{info.st_dev, info.st_ino}, input.path);
-    if (!is_new) fail_twice(input.path, other->second);
+    const auto [other, is_new] = given_.emplace(FileId{info.st_dev, info.st_ino}, path);
+    if (!is_new) fail_twice(path, other->second);
   }
 
   [[noreturn]] static void fail_twice(const std::string& path, const std::string& other) {
@@ -81,15 +85,47 @@ class Walk {
       return file(input.copy, input.path == "-" ? kStandardInput : input.path, input.name,
                   input.content_bytes, input.content_hash);
     }
-    struct stat info;
-    if (!find_status(input.path, /*follow_links=*/true, &info, ExitCode::kUsage))
-      fail(ExitCode::kData, "{}: has disappeared; start the command again", input.path);
+    if (!input.source.empty()) return pair(input);
+    const struct stat info = status_of(input.path);
     if (S_ISDIR(info.st_mode)) {
       folder(input.path, "");
     } else {
       file(input.path, input.path, std::filesystem::path(input.path).filename().string(),
            info.st_size, modification_time(info));
     }
+  }
+
+  static struct stat status_of(const std::string& path) {
+    struct stat info;
+    if (!find_status(path, /*follow_links=*/true, &info, ExitCode::kUsage))
+      fail(ExitCode::kData, "{}: has disappeared; start the command again", path);
+    return info;
+  }
+
+  // The files of sources and of targets are one document.
+  void pair(const InputPath& input) {
+    const auto part = [&](const std::string& path) {
+      const struct stat info = status_of(path);
+      if (!S_ISREG(info.st_mode)) {
+        fail(ExitCode::kUsage,
+             "{}: is no regular file; pairs are the lines of two files, which are read at the same "
+             "time",
+             path);
+      }
+      Document document{.path = path,
+                        .shown_path = path,
+                        .name = std::filesystem::path(path).filename().string(),
+                        .bytes = info.st_size,
+                        .split = split_,
+                        .input = static_cast<std::int64_t>(input_),
+                        .of_pair = true};
+      hash(document.name, document.bytes, modification_time(info));
+      return document;
+    };
+    const Document source = part(input.source);
+    Document target = part(input.path);
+    target.source = &source;
+    visit(target);
   }
 
   void folder(const std::string& path, const std::string& prefix) {
@@ -124,18 +160,26 @@ class Walk {
   // stamp: changes when the content does.
   void file(const std::string& path, const std::string& shown_path, const std::string& name,
             std::int64_t bytes, const std::string& stamp) {
-    // Lengths come first, so that no two lists of names yield the same text.
-    const std::string entry = fmt::format("{}:{} {} {}\n", name.size(), name, bytes, stamp);
-    hasher_.update(entry.data(), entry.size());
+    hash(name, bytes, stamp);
     if (bytes == 0 && empty_ == EmptyFiles::kSkip) {
       ++scan_.empty_files;
       return;
     }
+    visit({path, shown_path, name, bytes, split_, static_cast<std::int64_t>(input_)});
+  }
+
+  void hash(const std::string& name, std::int64_t bytes, const std::string& stamp) {
+    // Lengths come first, so that no two lists of names yield the same text.
+    const std::string entry = fmt::format("{}:{} {} {}\n", name.size(), name, bytes, stamp);
+    hasher_.update(entry.data(), entry.size());
+  }
+
+  void visit(const Document& document) {
     ++scan_.documents;
     ++scan_.documents_of[split_];
-    scan_.bytes += bytes;
-    scan_.input_bytes[input_] += bytes;
-    visit_({path, shown_path, name, bytes, split_, static_cast<std::int64_t>(input_)});
+    scan_.bytes += document.bytes;
+    scan_.input_bytes[input_] += document.bytes;
+    visit_(document);
   }
 
   const std::function<void(const Document&)>& visit_;
@@ -193,7 +237,7 @@ bool DocumentCounts::add(const Document& document) {
   }
   ++counted_.documents;
   ++counted_.documents_of[document.split];
-  counted_.bytes += document.bytes;
+  counted_.bytes += document.bytes + (document.source == nullptr ? 0 : document.source->bytes);
   const auto input = static_cast<std::size_t>(document.input);
   if (input >= counted_.input_bytes.size()) counted_.input_bytes.resize(input + 1);
   counted_.input_bytes[input] += document.bytes;

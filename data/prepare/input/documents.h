@@ -23,6 +23,7 @@ inline constexpr const char* kSplitNames[] = {"train", "valid", "test"};
 
 struct InputPath {
   std::string path;           // file or folder, as given; "-": standard input
+  std::string source = {};    // the file of sources, if `path` is the file of targets of pairs
   SplitIndex split = kTrain;  // kTrain: fractions of it may be held out for the other splits
   // For a stream that has been read: the path of its copy, if there is one; its name in hashes; and
   // the hash and size of what was read. Else empty and 0.
@@ -42,6 +43,9 @@ struct Document {
   // valid during the visit. The text of any other document is its file.
   std::optional<std::string_view> text = {};
   std::string_view label = {};  // of a row of a table
+  // Of the target of a pair, or of the file of targets: the source, or their file. Else null.
+  const Document* source = nullptr;
+  bool of_pair = false;  // it is the source or the target of a pair
   // The file is compressed: the document is what it holds, and so are `bytes`.
   bool packed = false;
 };
@@ -94,7 +98,7 @@ class DocumentCounts {
 
 // Visits the regular files in order, by default without empty ones: paths as given, folders depth
 // first with their names sorted by bytes. Does not follow links in folders, and skips the folder
-// `except`. Error(kUsage) names a path that is missing or given twice (also if it is a file in a
+// `except`. Two files of pairs are visited once. Error(kUsage) names a path that is missing or given twice (also if it is a file in a
 // given folder), or a folder that is a corpus.
 InputScan for_each_document(const std::vector<InputPath>& paths, const std::string& except,
                             const std::function<void(const Document&)>& visit,

@@ -11,7 +11,9 @@ constexpr std::size_t kByteOrderMark = kNumPackings, kBinary = kByteOrderMark + 
 
 // What a user can leave out.
 const char* unit_of(const Document& document) {
-  return !document.text ? "file" : document.label.empty() ? "document" : "row";
+  if (!document.text) return "file";
+  if (document.of_pair) return "pair";
+  return document.label.empty() ? "document" : "row";
 }
 
 }  // namespace

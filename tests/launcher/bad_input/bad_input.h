@@ -57,6 +57,7 @@ inline BadInput as_process(BadInput row) {
 std::vector<BadInput> bad_flags();
 std::vector<BadInput> bad_texts();   // input of prepare
 std::vector<BadInput> bad_tables();  // input of prepare, and corpora made of tables
+std::vector<BadInput> bad_pairs();   // input of prepare
 std::vector<BadInput> bad_images();  // input of prepare
 std::vector<BadInput> bad_points();  // input of prepare
 std::vector<BadInput> bad_config_texts();
