@@ -382,24 +382,6 @@ bool Range::contains(double value) const {
 
 namespace {
 
-// Whether a field with the option `noise` is set, in the message or below it.
-bool has_noise(const Message& message) {
-  const auto& reflection = *message.GetReflection();
-  for (const SetValue& value : set_values(message, "")) {
-    if (value.message != nullptr) {
-      if (has_noise(*value.message)) return true;
-      continue;
-    }
-    const FieldDescriptor* field = value.field;
-    if (!field->options().GetExtension(configs::noise)) continue;
-    if (field->cpp_type() == FieldDescriptor::CPPTYPE_BOOL
-            ? reflection.GetBool(message, field)
-            : reflection.GetFloat(message, field) > 0)
-      return true;
-  }
-  return false;
-}
-
 // The message of the chosen task; nullptr: none is chosen.
 const Message* chosen(const configs::Task& task) {
   const FieldDescriptor* field = chosen_member(task);
@@ -417,8 +399,6 @@ std::int64_t tokens_per_sample(const configs::Config& config) {
   return std::int64_t{config.data().sequence_length()} +
          (config.task().has_translation() ? target_length(config) : 0);
 }
-
-bool has_attention_noise(const configs::Model& model) { return has_noise(model); }
 
 bool is_causal(const configs::Task& task) {
   const Message* message = chosen(task);

@@ -18,30 +18,47 @@ namespace {
 // Batches of one number of samples.
 class BatchesBySamples final : public BatchPlan {
  public:
-  BatchesBySamples(const SampleSource& source, const BatchPlanOptions& options)
-      : options_(options), per_epoch_(source.num_samples()) {}
+  BatchesBySamples(SampleSource& source, const BatchPlanOptions& options)
+      : source_(source), options_(options), per_epoch_(source.num_samples()) {}
 
   PlannedBatch at(std::int64_t consumed) override {
-    PlannedBatch batch{.rows = {}, .size = options_.global_batch};
+    PlannedBatch batch{.rows = {}, .size = options_.global_batch, .longest = {}};
     const Interval share =
         rank_share(options_.global_batch, options_.shards, options_.rank, options_.size);
-    samples_.resize(static_cast<std::size_t>(share.size()));
-    for (std::int64_t id = consumed + share.begin; id < consumed + share.end;) {
+    if (!source_.trims()) {
+      batch.rows = rows_at({consumed + share.begin, consumed + share.end});
+      return batch;
+    }
+    const std::vector<SampleSource::Row> all =
+        rows_at({consumed, consumed + options_.global_batch});
+    for (const auto& row : all) {
+      batch.longest = longest_of(batch.longest, source_.length(row.sample));
+    }
+    batch.rows.assign(all.begin() + share.begin, all.begin() + share.end);
+    return batch;
+  }
+
+ private:
+  // The rows with these ids.
+  std::vector<SampleSource::Row> rows_at(Interval ids) {
+    std::vector<SampleSource::Row> rows;
+    samples_.resize(static_cast<std::size_t>(ids.size()));
+    for (std::int64_t id = ids.begin; id < ids.end;) {
       const std::int64_t epoch = id / per_epoch_, place = id % per_epoch_;
       if (!order_ || epoch != order_epoch_) {
         order_.emplace(options_.seed, epoch, per_epoch_);
         order_epoch_ = epoch;
       }
-      const std::int64_t count = std::min(consumed + share.end - id, per_epoch_ - place);
+      const std::int64_t count = std::min(ids.end - id, per_epoch_ - place);
       order_->read(place, place + count, samples_.data());
       for (std::int64_t i = 0; i < count; ++i) {
-        batch.rows.push_back({samples_[static_cast<std::size_t>(i)], epoch, id++});
+        rows.push_back({samples_[static_cast<std::size_t>(i)], epoch, id++});
       }
     }
-    return batch;
+    return rows;
   }
 
- private:
+  SampleSource& source_;
   const BatchPlanOptions options_;
   const std::int64_t per_epoch_;
   std::optional<Sampler> order_;
@@ -71,6 +88,7 @@ class BatchesByTokens final : public BatchPlan {
     }
     PlannedBatch batch;
     batch.size = found->size;
+    batch.longest = found->longest;
     const Interval share = rank_share(found->size, /*num_shards=*/0, options_.rank, options_.size);
     for (std::int64_t i = share.begin; i < share.end; ++i) {
       const std::int64_t sample = pool.samples[static_cast<std::size_t>(found->first + i)];
@@ -83,6 +101,7 @@ class BatchesByTokens final : public BatchPlan {
   // A batch: samples [first, first + size) of the pool, and its place in the epoch.
   struct Piece {
     std::int64_t place = 0, first = 0, size = 0;
+    SampleLength longest;
   };
   struct Pool {
     std::int64_t epoch = -1, number = 0;
@@ -117,7 +136,7 @@ class BatchesByTokens final : public BatchPlan {
     for (std::int64_t i = 0; i < places.size(); ++i) {
       const std::int64_t longest = lengths.at(pool.samples[static_cast<std::size_t>(i)]).longest();
       if (batches.empty() || (batches.back().size + 1) * longest > options_.batch_tokens) {
-        batches.push_back({.place = 0, .first = i, .size = 0});
+        batches.push_back({.place = 0, .first = i, .size = 0, .longest = {}});
       }
       ++batches.back().size;
     }
@@ -129,6 +148,12 @@ class BatchesByTokens final : public BatchPlan {
         before.size -= moved;
         last.first -= moved;
         last.size += moved;
+      }
+    }
+    for (Piece& batch : batches) {
+      for (std::int64_t i = batch.first; i < batch.first + batch.size; ++i) {
+        const std::int64_t sample = pool.samples[static_cast<std::size_t>(i)];
+        batch.longest = longest_of(batch.longest, lengths.at(sample));
       }
     }
     shuffle(pool, places.begin);

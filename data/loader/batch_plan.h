@@ -23,6 +23,7 @@ struct BatchPlanOptions {
 struct PlannedBatch {
   std::vector<SampleSource::Row> rows;  // this rank's; ids are positions in the data
   std::int64_t size = 0;                // samples of the global batch: the position moves by it
+  SampleLength longest;                 // of the global batch, if the source trims
 };
 
 class BatchPlan {

@@ -1,7 +1,6 @@
 #include "data/loader/labelled_documents.h"
 
 #include <ATen/ops/empty.h>
-#include <ATen/ops/max.h>
 #include <ATen/ops/narrow.h>
 
 #include <vector>
@@ -48,10 +47,11 @@ class LabelledDocuments : public SampleSource {
     }
   }
 
-  Batch trimmed(Batch batch) const override {
-    if (!trim_ || batch.size() == 0) return batch;
+  bool trims() const override { return trim_; }
+  Batch trimmed(Batch batch, const SampleLength& longest) const override {
+    if (!trim_) return batch;
     at::Tensor& inputs_BT = batch.fields.find(field::kInputs)->second;
-    inputs_BT = inputs_BT.narrow(1, 0, batch.at(field::kLengths).max().item<std::int64_t>());
+    inputs_BT = inputs_BT.narrow(1, 0, longest.source);
     return batch;
   }
 

@@ -137,7 +137,7 @@ class TrainLoader::Impl : public std::enable_shared_from_this<TrainLoader::Impl>
     queue_.pop_front();
     lock.unlock();
     taken_.notify_one();
-    return source_->trimmed(std::move(first->batch));
+    return source_->trimmed(std::move(first->batch), first->longest);
   }
 
  private:
@@ -145,6 +145,7 @@ class TrainLoader::Impl : public std::enable_shared_from_this<TrainLoader::Impl>
   struct Filling {
     Batch batch;
     std::vector<SampleSource::Row> rows;
+    SampleLength longest;        // of the global batch
     std::int64_t num_taken = 0;  // rows that a thread fills or has filled
     int num_threads = 0;         // that fill rows
     std::exception_ptr error;
@@ -235,6 +236,7 @@ class TrainLoader::Impl : public std::enable_shared_from_this<TrainLoader::Impl>
   void start_batch(Filling& filling) {
     PlannedBatch planned = plan_->at(consumed_);
     filling.rows = std::move(planned.rows);
+    filling.longest = planned.longest;
     filling.batch =
         pool_.get(filling.num_rows(), [&] { return source_->make_batch(filling.num_rows()); });
     filling.batch.global_size = planned.size;

@@ -17,6 +17,9 @@ struct SampleLength {
 
   std::int64_t longest() const { return std::max(source, target); }
 };
+inline SampleLength longest_of(const SampleLength& a, const SampleLength& b) {
+  return {std::max(a.source, b.source), std::max(a.target, b.target)};
+}
 
 class SampleSource {
  public:
@@ -38,8 +41,12 @@ class SampleSource {
   // Fills each row of the batch with its sample, and sets sample_ids_B. Several threads may call it
   // at once, for different rows. Error(kData) if the corpus is damaged.
   virtual void fill(Batch& batch, const std::vector<Row>& rows) = 0;
-  // Once all rows are filled: the batch without the columns that none of its rows uses, as views.
-  virtual Batch trimmed(Batch batch) const { return batch; }
+  // Whether trimmed() needs the lengths of samples.
+  virtual bool trims() const { return false; }
+  // The batch as views, without the columns that no sample uses whose length is at most `longest`.
+  // For training that is the longest of the global batch, so that a batch, its noise and its sums
+  // do not depend on the number of ranks.
+  virtual Batch trimmed(Batch batch, const SampleLength& /*longest*/) const { return batch; }
   // Asks the system to read in the background what a later fill() of these rows will read.
   // Several threads may call it at once.
   virtual void will_fill(const std::vector<Row>& /*rows*/) {}
@@ -50,11 +57,13 @@ inline Batch read_samples(SampleSource& source, std::int64_t begin, std::int64_t
   require(0 <= begin && begin <= end && end <= source.num_samples(), "samples outside the split");
   Batch batch = source.make_batch(end - begin);
   std::vector<SampleSource::Row> rows;
+  SampleLength longest;
   for (std::int64_t sample = begin; sample < end; ++sample) {
     rows.push_back({.sample = sample, .epoch = 0, .id = sample});
+    if (source.trims()) longest = longest_of(longest, source.length(sample));
   }
   source.fill(batch, rows);
-  return source.trimmed(batch);
+  return source.trimmed(batch, longest);
 }
 
 }  // namespace birkhoff

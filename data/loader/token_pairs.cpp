@@ -1,11 +1,8 @@
 // Legend: B batch, S tokens of a source, T tokens of a target.
 #include "data/loader/token_pairs.h"
 
-#include <ATen/ops/any.h>
 #include <ATen/ops/empty.h>
-#include <ATen/ops/max.h>
 #include <ATen/ops/narrow.h>
-#include <ATen/ops/sum.h>
 
 #include <algorithm>
 #include <vector>
@@ -68,22 +65,23 @@ class TokenPairs final : public SampleSource {
     }
   }
 
-  Batch trimmed(Batch batch) const override {
-    if (batch.size() == 0) return batch;
-    const auto narrow = [&](std::string_view name, std::int64_t longest) {
+  bool trims() const override { return width_multiple_ < longest_width(); }
+  Batch trimmed(Batch batch, const SampleLength& longest) const override {
+    if (!trims()) return batch;
+    const auto narrow = [&](std::string_view name, std::int64_t length) {
       at::Tensor& field_BT = batch.fields.find(name)->second;
-      const std::int64_t units = (longest + width_multiple_ - 1) / width_multiple_;
+      const std::int64_t units = (length + width_multiple_ - 1) / width_multiple_;
       field_BT = field_BT.narrow(1, 0, std::min(units * width_multiple_, field_BT.size(1)));
     };
-    narrow(field::kInputs, batch.at(field::kLengths).max().item<std::int64_t>());
-    // The mask is 1 at the start of each row.
-    const auto longest = batch.at(field::kMask).any(0).sum().item<std::int64_t>();
+    narrow(field::kInputs, longest.source);
     for (const std::string_view name : {field::kPrevious, field::kTargets, field::kMask})
-      narrow(name, longest);
+      narrow(name, longest.target);
     return batch;
   }
 
  private:
+  std::int64_t longest_width() const { return std::max(sources_.length(), targets_.length()); }
+
   DocumentRows sources_, targets_;
   const std::int64_t width_multiple_, end_mark_;
 };

@@ -22,7 +22,7 @@ struct PairOptions {
 };
 
 // Batches have the fields of models of pairs (data/batch/batch.h). Their widths are at most
-// source_length and target_length, and depend on the rows that a rank reads. Error(kData) if the
+// source_length and target_length. Error(kData) if the
 // split lacks a stream or has no document, or if the target's tokenizer has no end mark.
 std::unique_ptr<SampleSource> token_pairs(const Corpus& corpus, const PairOptions& options);
 

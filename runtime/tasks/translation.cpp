@@ -96,13 +96,10 @@ class TranslationTask final : public Task {
  private:
   const configs::Translation& task() const { return config_.task().translation(); }
 
-  // How much the widths of batches are rounded up. A rank's batches depend on the number of ranks.
-  // So if results must not, or if noise depends on the widths, all batches have the same; recorded
-  // steps need that anyway. On a GPU, multiples of 8 are fast, and fewer shapes need less memory.
+  // How much the widths of batches are rounded up. Recorded steps need batches of one width. On a
+  // GPU, multiples of 8 are fast, and fewer shapes need less memory.
   std::int64_t width_multiple() const {
-    const configs::Train& train = config_.train();
-    if (has_attention_noise(config_.model()) || train.invariant().shards() > 0 ||
-        train.cuda_graph()) {
+    if (config_.train().cuda_graph()) {
       return std::max(config_.data().sequence_length(), target_length(config_));
     }
     return config_.device() == configs::Config::cuda ? 8 : 1;

@@ -98,25 +98,6 @@ TEST(Resolve, TargetsHaveALengthOfTheirOwn) {
               testing::HasSubstr("(task.translation.target_length 24 / block 8)"));
 }
 
-TEST(Resolve, NoiseOfAttentionIsFoundWhereverItIs) {
-  const auto noisy = [](const std::string& model) {
-    return has_attention_noise(
-        parse_config("task { translation {} } model { dropout { residual: 0.1 embedding: 0.1 } " +
-                         model + " }",
-                     "text", {})
-            .model());
-  };
-  EXPECT_FALSE(noisy(""));
-  EXPECT_FALSE(noisy("attention { group { mechanism { sinkhorn { block: 8 } } } }"));
-  EXPECT_TRUE(noisy("attention { group { mechanism { dense { dropout: 0.1 } } } }"));
-  EXPECT_TRUE(
-      noisy("encoder { attention {} attention { group { mechanism { sinkhorn { block: 8 "
-            "gumbel_noise: true } } } } }"));
-  EXPECT_TRUE(noisy(
-      "encoder { cross_attention { group { mechanism { sortcut { blocks: 2 sinkhorn { block: 8 "
-      "gumbel_noise: true } } } } } }"));
-}
-
 TEST(Resolve, ChoicesAndDerivedValues) {
   const configs::Config config = parse(
       "data { sequence_length: 512 } model { channels: 96 heads: 6 "

@@ -132,6 +132,7 @@ TEST_F(TokenPairsTest, BatchesAreAsWideAsTheirLongestRows) {
 TEST_F(TokenPairsTest, EpochsTakeEachPairOnceOnAnyNumberOfRanks) {
   constexpr std::int64_t kGlobal = 12;
   std::map<std::int64_t, std::int64_t> first;  // the pair of each sample id, on one rank
+  std::map<int, std::pair<std::int64_t, std::int64_t>> widths;  // of each step's batch
   for (int size = 1; size <= 4; ++size) {
     std::map<std::int64_t, std::int64_t> pairs;
     std::vector<int> seen(kPairs, 0);
@@ -142,6 +143,8 @@ TEST_F(TokenPairsTest, EpochsTakeEachPairOnceOnAnyNumberOfRanks) {
       TrainLoader loader(token_pairs(*corpus_, options(50, 50)), loading, 0);
       for (int step = 0; step < kPairs / kGlobal; ++step) {
         const Batch batch = loader.next();
+        const std::pair width(batch.at(field::kInputs).size(1), batch.at(field::kMask).size(1));
+        EXPECT_EQ(widths.try_emplace(step, width).first->second, width) << "those of one rank";
         const at::Tensor lengths_B = batch.at(field::kLengths);
         const at::Tensor targets_B = batch.at(field::kMask).sum(1);
         for (std::int64_t b = 0; b < batch.size(); ++b) {
