@@ -202,7 +202,7 @@ TEST_F(PreparePairs, ThoseInTwoSplitsAreReported) {
   options.test_target_paths = {folder_ / "test.target"};
   prepared(options);
   ASSERT_EQ(notes_.size(), 1u);
-  EXPECT_THAT(notes_[0], HasSubstr("1 of 2 documents"));
+  EXPECT_THAT(notes_[0], HasSubstr("1 of the 2 documents of test"));
 }
 
 TEST_F(PreparePairs, DefectsNameFileAndLine) {
