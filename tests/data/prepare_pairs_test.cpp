@@ -84,6 +84,8 @@ TEST_F(PreparePairs, UnknownTokensAreThoseOfTargets) {
   EXPECT_EQ(split.counts().unknown_tokens(), 1);
   EXPECT_EQ(split.counts().unknown_bytes(), 6);
   EXPECT_EQ(split.unknown_text().rows(), 7);
+  EXPECT_THAT(notes_,
+              ElementsAre("split valid: 5 of the 6 tokens of the stream source are unknown"));
 }
 
 TEST_F(PreparePairs, ASharedVocabularyComesFromBothSides) {
