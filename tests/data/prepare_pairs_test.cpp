@@ -84,6 +84,8 @@ TEST_F(PreparePairs, UnknownTokensAreThoseOfTargets) {
   EXPECT_EQ(split.counts().unknown_tokens(), 1);
   EXPECT_EQ(split.counts().unknown_bytes(), 6);
   EXPECT_EQ(split.unknown_text().rows(), 7);
+  EXPECT_THAT(notes_,
+              ElementsAre("split valid: 5 of the 6 tokens of the stream source are unknown"));
 }
 
 TEST_F(PreparePairs, ASharedVocabularyComesFromBothSides) {
@@ -202,7 +204,7 @@ TEST_F(PreparePairs, ThoseInTwoSplitsAreReported) {
   options.test_target_paths = {folder_ / "test.target"};
   prepared(options);
   ASSERT_EQ(notes_.size(), 1u);
-  EXPECT_THAT(notes_[0], HasSubstr("1 of 2 documents"));
+  EXPECT_THAT(notes_[0], HasSubstr("1 of the 2 documents of test"));
 }
 
 TEST_F(PreparePairs, DefectsNameFileAndLine) {
