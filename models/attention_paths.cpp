@@ -30,17 +30,39 @@ std::string layers_text(const std::vector<std::int64_t>& layers) {
   return fmt::format("{} {}", layers.size() == 1 ? "layer" : "layers", fmt::join(ranges, ", "));
 }
 
-// For each operation of an entry of model.attention that is slower than it could be, "heads 0 to 3
-// (routing): attention over gathered rows takes the reference path, because ..".
-std::vector<std::string> lines_of(const configs::Model& model, int entry,
+using Attentions = google::protobuf::RepeatedPtrField<configs::Attention>;
+
+// The attention of a stack's layers, which have the entries in turn.
+struct LayerList {
+  const Attentions& entries;
+  int layers;
+  std::string before, after;  // of a layer's number in the name of a caller
+  std::string what;           // of messages: "", "encoder "
+};
+
+std::vector<LayerList> layer_lists(const configs::Model& model) {
+  std::vector<LayerList> lists{
+      {model.attention(), model.layers(), "blocks.", ".attention.groups.", ""}};
+  if (!model.has_encoder()) return lists;
+  const configs::Encoder& encoder = model.encoder();
+  lists.push_back(
+      {encoder.attention(), encoder.layers(), "encoder.blocks.", ".attention.groups.", "encoder "});
+  lists.push_back({encoder.cross_attention(), model.layers(), "blocks.", ".cross_attention.groups.",
+                   "cross-attention of "});
+  return lists;
+}
+
+// For each operation of an entry that is slower than it could be, "heads 0 to 3 (routing):
+// attention over gathered rows takes the reference path, because ..".
+std::vector<std::string> lines_of(const LayerList& list, int entry,
                                   const std::vector<PathTaken>& all) {
   std::vector<std::string> lines;
   std::int64_t first = 0;
-  for (int g = 0; g < model.attention(entry).group_size(); ++g) {
-    const configs::HeadGroup& group = model.attention(entry).group(g);
+  for (int g = 0; g < list.entries[entry].group_size(); ++g) {
+    const configs::HeadGroup& group = list.entries[entry].group(g);
     const std::int64_t last = first + group.heads() - 1;
     // The first layers have the entries in turn. Callers are called as their parameters.
-    const std::string caller = fmt::format("blocks.{}.attention.groups.{}", entry, g);
+    const std::string caller = fmt::format("{}{}{}{}", list.before, entry, list.after, g);
     for (const PathTaken& taken : all) {
       if (taken.why.empty() || taken.caller != caller) continue;
       lines.push_back(fmt::format("{} {} ({}): {}", first == last ? "head" : "heads",
@@ -78,11 +100,15 @@ std::vector<PathTaken> attention_paths(const configs::Config& config, const Mode
 
 std::vector<std::string> slow_attention_paths(const configs::Config& config, const ModelMaker& make,
                                               const Batch& batch) {
-  // Layers repeat with the period of model.attention.
-  const configs::Model& model = config.model();
-  const int entries = std::min(model.attention_size(), model.layers());
+  // Layers repeat with the period of their entries.
   configs::Config first_layers = config;
-  first_layers.mutable_model()->set_layers(entries);
+  configs::Model& model = *first_layers.mutable_model();
+  const int of_cross = model.encoder().cross_attention_size();
+  if (model.has_encoder()) {
+    configs::Encoder& encoder = *model.mutable_encoder();
+    encoder.set_layers(std::min(encoder.attention_size(), encoder.layers()));
+  }
+  model.set_layers(std::min(std::max(model.attention_size(), of_cross), model.layers()));
   std::vector<PathTaken> all;
   try {
     all = attention_paths(first_layers, make, batch);
@@ -90,21 +116,23 @@ std::vector<std::string> slow_attention_paths(const configs::Config& config, con
     return {fmt::format("its paths are not known, because the meta device lacks an operation: {}",
                         error.what_without_backtrace())};
   }
-  std::vector<std::pair<std::string, std::vector<std::int64_t>>> layers_of_line;
-  for (int layer = 0; layer < model.layers(); ++layer) {
-    for (const std::string& line : lines_of(model, layer % entries, all)) {
-      const auto known = std::find_if(layers_of_line.begin(), layers_of_line.end(),
-                                      [&](const auto& each) { return each.first == line; });
-      if (known == layers_of_line.end()) {
-        layers_of_line.push_back({line, {layer}});
-      } else if (known->second.back() != layer) {
-        known->second.push_back(layer);
+  std::vector<std::string> result;
+  for (const LayerList& list : layer_lists(config.model())) {
+    std::vector<std::pair<std::string, std::vector<std::int64_t>>> layers_of_line;
+    for (int layer = 0; layer < list.layers; ++layer) {
+      for (const std::string& line : lines_of(list, layer % list.entries.size(), all)) {
+        const auto known = std::find_if(layers_of_line.begin(), layers_of_line.end(),
+                                        [&](const auto& each) { return each.first == line; });
+        if (known == layers_of_line.end()) {
+          layers_of_line.push_back({line, {layer}});
+        } else if (known->second.back() != layer) {
+          known->second.push_back(layer);
+        }
       }
     }
-  }
-  std::vector<std::string> result;
-  for (const auto& [line, layers] : layers_of_line) {
-    result.push_back(fmt::format("{}, {}", layers_text(layers), line));
+    for (const auto& [line, layers] : layers_of_line) {
+      result.push_back(fmt::format("{}{}, {}", list.what, layers_text(layers), line));
+    }
   }
   return result;
 }

@@ -41,7 +41,7 @@
 namespace birkhoff {
 namespace {
 
-CheckpointHeader make_header(const configs::Config& config, const Corpus& corpus,
+CheckpointHeader make_header(const configs::Config& config, const Corpus& corpus, const Task& task,
                              const ModelInputs& inputs, const std::string& run, int ranks) {
   CheckpointHeader header;
   header.set_program(BIRKHOFF_VERSION);
@@ -49,11 +49,15 @@ CheckpointHeader make_header(const configs::Config& config, const Corpus& corpus
   *header.mutable_config() = config;
   header.set_ranks(ranks);
   header.set_corpus(corpus.manifest().fingerprint());
-  const configs::CorpusManifest::Tokenizer& tokenizer = corpus.manifest().tokenizer();
+  const auto& tokenizer = corpus.tokenizer_entry(task.target_stream());
   header.set_tokenizer(tokenizer.kind());
   header.set_vocabulary(tokenizer.vocabulary());
   if (!tokenizer.file().empty()) header.set_tokenizer_file(tokenizer.file());
   if (tokenizer.has_end_of_document()) header.set_end_of_document(tokenizer.end_of_document());
+  const auto& of_sources = corpus.tokenizer_entry(task.source_stream());
+  if (of_sources.SerializeAsString() != tokenizer.SerializeAsString()) {
+    *header.mutable_source_tokenizer() = of_sources;
+  }
   header.mutable_class_name()->Assign(inputs.class_names.begin(), inputs.class_names.end());
   if (const auto& image = inputs.image) {
     for (const std::int64_t size : {image->rows, image->columns, image->channels}) {
@@ -348,7 +352,12 @@ Outcome run_logged(const configs::Config& config, const RunPaths& paths, bool fr
     reporter = std::make_unique<StepLog>(config.metrics().every(), config.train().steps());
   }
   std::vector<std::filesystem::path> tokenizer_files;
-  if (!corpus.tokenizer_file().empty()) tokenizer_files.push_back(corpus.tokenizer_file());
+  for (const std::string& stream : {task->target_stream(), task->source_stream()}) {
+    const std::filesystem::path file = corpus.tokenizer_file(stream);
+    if (!file.empty() && std::ranges::find(tokenizer_files, file) == tokenizer_files.end()) {
+      tokenizer_files.push_back(file);
+    }
+  }
   std::function<void()> require_folder;  // of rank 0
   if (run.folder) require_folder = [&] { run.folder->lease().check(); };
   CheckpointWriter writer(paths.checkpoints(),
@@ -356,10 +365,10 @@ Outcome run_logged(const configs::Config& config, const RunPaths& paths, bool fr
                           tokenizer_files, world.group(), require_folder);
   Agreement agreement(world.group(), mesh.data_on_host(), parts, world.host(),
                       mesh.across_nodes_on_host(), &mesh.tensor_on_host());
-  RunCheckpoints checkpoints(&writer, world.group(),
-                             make_header(config, corpus, inputs, run.id, world.size()), parts,
-                             run.resume_path.empty() ? std::nullopt : std::optional(resumed_from),
-                             run.folder.get(), *reporter);
+  RunCheckpoints checkpoints(
+      &writer, world.group(), make_header(config, corpus, *task, inputs, run.id, world.size()),
+      parts, run.resume_path.empty() ? std::nullopt : std::optional(resumed_from), run.folder.get(),
+      *reporter);
   checkpoints.check_space();
 
   Trainer trainer({config, *model, feed, group, world.group(), buckets, *optimizer, hooks.stop,

@@ -108,15 +108,23 @@ class ConsistencyCheck {
                    model.channels());
     }
     check_embedding();
-    check_attentions(model.attention(), "model.attention", is_causal(config_.task()));
+    const bool has_targets = config_.task().has_translation();
+    check_attentions(
+        model.attention(), "model.attention",
+        {.causal = is_causal(config_.task()),
+         .length = target_length(config_),
+         .field = has_targets ? "task.translation.target_length" : "data.sequence_length"});
     if (!model.has_encoder()) return;
-    if (!config_.task().has_translation()) {
+    if (!has_targets) {
       config_error(places_, "model.encoder",
                    "only task.translation reads a second sequence; remove model.encoder");
     }
-    check_attentions(model.encoder().attention(), "model.encoder.attention", /*causal=*/false);
+    const Keys of_sources{.causal = false,
+                          .length = config_.data().sequence_length(),
+                          .field = "data.sequence_length"};
+    check_attentions(model.encoder().attention(), "model.encoder.attention", of_sources);
     check_attentions(model.encoder().cross_attention(), "model.encoder.cross_attention",
-                     /*causal=*/false);
+                     of_sources);
   }
 
   void check_embedding() const {
@@ -152,15 +160,23 @@ class ConsistencyCheck {
                   model.dropout().activation());
   }
 
+  // The sequences whose keys an attention reads: the number of their tokens, and the field that
+  // determines it.
+  struct Keys {
+    bool causal;
+    int length;
+    const char* field;
+  };
+
   void check_attentions(const google::protobuf::RepeatedPtrField<configs::Attention>& attentions,
-                        const std::string& path, bool causal) const {
+                        const std::string& path, const Keys& keys) const {
     for (int i = 0; i < attentions.size(); ++i) {
-      check_attention(attentions[i], fmt::format("{}.{}", path, i), causal);
+      check_attention(attentions[i], fmt::format("{}.{}", path, i), keys);
     }
   }
 
   void check_attention(const configs::Attention& attention, const std::string& path,
-                       bool causal) const {
+                       const Keys& keys) const {
     std::int64_t sum = 0;
     for (int i = 0; i < attention.group_size(); ++i) {
       const auto& group = attention.group(i);
@@ -177,7 +193,7 @@ class ConsistencyCheck {
                      group.key_heads(), counted(group.heads(), "head"));
       }
       sum += group.heads();
-      check_mechanism(group.mechanism(), group_path + ".mechanism", causal);
+      check_mechanism(group.mechanism(), group_path + ".mechanism", keys);
     }
     if (sum != config_.model().heads()) {
       config_error(places_, path, "its groups have {} together, model.heads is {}",
@@ -186,35 +202,34 @@ class ConsistencyCheck {
   }
 
   // Checks a mechanism and the mechanisms inside it by the options of their fields.
-  void check_mechanism(const Message& message, const std::string& path, bool causal) const {
+  void check_mechanism(const Message& message, const std::string& path, const Keys& keys) const {
     const auto& reflection = *message.GetReflection();
     const std::string& reason =
         message.GetDescriptor()->options().GetExtension(configs::encoder_only);
-    if (causal && !reason.empty()) {
+    if (keys.causal && !reason.empty()) {
       config_error(places_, path,
                    "is for encoders, not for causal attention, because {}; use another mechanism",
                    reason);
     }
-    const int length = config_.data().sequence_length();
     if (const FieldDescriptor* field = field_with(message, configs::block_length)) {
       const int block = block_length_of(message);
-      if (length % block != 0) {
-        config_error(
-            places_, join_path(path, field->name()),
-            "data.sequence_length {} is not a multiple of the block length {}; only whole blocks "
-            "are accepted",
-            length, block);
+      if (keys.length % block != 0) {
+        config_error(places_, join_path(path, field->name()),
+                     "{} {} is not a multiple of the block length {}; only whole blocks are "
+                     "accepted",
+                     keys.field, keys.length, block);
       }
     }
     if (config_.train().cuda_graph()) check_captured(message, path);
     for (const SetValue& value : set_values(message, path)) {
       const FieldDescriptor* field = value.field;
       if (value.message != nullptr) {
-        check_mechanism(*value.message, value.path, causal);
+        check_mechanism(*value.message, value.path, keys);
       } else if (field->options().GetExtension(configs::blocks_of_sequence)) {
-        check_max_blocks(reflection.GetInt32(message, field), block_length_of(message), value.path);
-      } else if (field->enum_type() != nullptr && causal) {
-        check_causal_blocks(*reflection.GetEnum(message, field), message, value.path);
+        check_max_blocks(reflection.GetInt32(message, field), block_length_of(message), keys,
+                         value.path);
+      } else if (field->enum_type() != nullptr && keys.causal) {
+        check_causal_blocks(*reflection.GetEnum(message, field), message, keys.length, value.path);
       }
     }
   }
@@ -237,21 +252,20 @@ class ConsistencyCheck {
                  path, noise.name(), dropout);
   }
 
-  void check_max_blocks(int max_blocks, int block, const std::string& path) const {
-    const int length = config_.data().sequence_length();
-    if (max_blocks >= length / block) return;
-    config_error(
-        places_, path,
-        "{} is less than the {} of a sequence (data.sequence_length {} / block {}); 0 selects that "
-        "number",
-        max_blocks, counted(length / block, "block"), length, block);
+  void check_max_blocks(int max_blocks, int block, const Keys& keys,
+                        const std::string& path) const {
+    const int num_blocks = keys.length / block;
+    if (max_blocks >= num_blocks) return;
+    config_error(places_, path,
+                 "{} is less than the {} of a sequence ({} {} / block {}); 0 selects that number",
+                 max_blocks, counted(num_blocks, "block"), keys.field, keys.length, block);
   }
 
   void check_causal_blocks(const google::protobuf::EnumValueDescriptor& value,
-                           const Message& mechanism, const std::string& path) const {
+                           const Message& mechanism, int length, const std::string& path) const {
     if (!value.options().HasExtension(configs::most_causal_blocks)) return;
     const int most = value.options().GetExtension(configs::most_causal_blocks);
-    const int num_blocks = config_.data().sequence_length() / block_length_of(mechanism);
+    const int num_blocks = length / block_length_of(mechanism);
     if (num_blocks <= most) return;
     config_error(places_, path,
                  "{} supports at most {} blocks, but a sequence has {}; use longer blocks or "
@@ -368,6 +382,24 @@ bool Range::contains(double value) const {
 
 namespace {
 
+// Whether a field with the option `noise` is set, in the message or below it.
+bool has_noise(const Message& message) {
+  const auto& reflection = *message.GetReflection();
+  for (const SetValue& value : set_values(message, "")) {
+    if (value.message != nullptr) {
+      if (has_noise(*value.message)) return true;
+      continue;
+    }
+    const FieldDescriptor* field = value.field;
+    if (!field->options().GetExtension(configs::noise)) continue;
+    if (field->cpp_type() == FieldDescriptor::CPPTYPE_BOOL
+            ? reflection.GetBool(message, field)
+            : reflection.GetFloat(message, field) > 0)
+      return true;
+  }
+  return false;
+}
+
 // The message of the chosen task; nullptr: none is chosen.
 const Message* chosen(const configs::Task& task) {
   const FieldDescriptor* field = chosen_member(task);
@@ -375,6 +407,18 @@ const Message* chosen(const configs::Task& task) {
 }
 
 }  // namespace
+
+int target_length(const configs::Config& config) {
+  return config.task().has_translation() ? config.task().translation().target_length()
+                                         : config.data().sequence_length();
+}
+
+std::int64_t tokens_per_sample(const configs::Config& config) {
+  return std::int64_t{config.data().sequence_length()} +
+         (config.task().has_translation() ? target_length(config) : 0);
+}
+
+bool has_attention_noise(const configs::Model& model) { return has_noise(model); }
 
 bool is_causal(const configs::Task& task) {
   const Message* message = chosen(task);

@@ -59,6 +59,13 @@ void check_consistency(const configs::Config& config, const SourceLocations& pla
 void check_train(const configs::Config& config, const SourceLocations& places);
 void check_point_sets(const configs::Config& config, const SourceLocations& places);
 
+// The tokens of the longest target of a resolved config, in the stack that predicts: those of a
+// task of pairs, else data.sequence_length.
+int target_length(const configs::Config& config);
+// The tokens of a sample without padding, of a task of pairs those of its source and target.
+std::int64_t tokens_per_sample(const configs::Config& config);
+// Whether attention adds noise in training, anywhere in the model: dropout or Gumbel noise.
+bool has_attention_noise(const configs::Model& model);
 // True if tokens see only earlier tokens, in the stack that predicts.
 bool is_causal(const configs::Task& task);
 // Whether the samples of the task are images.

@@ -42,12 +42,20 @@ void set_defaults(Message& message) {
 
 using Attentions = google::protobuf::RepeatedPtrField<configs::Attention>;
 
-// All lists of a model's attention.
-std::vector<Attentions*> attention_lists(configs::Model& model) {
-  std::vector<Attentions*> lists{model.mutable_attention()};
+// A list of a model's attention, and the tokens of the longest sequence that it reads.
+struct AttentionList {
+  Attentions* attentions;
+  int length;
+};
+
+// All of them.
+std::vector<AttentionList> attention_lists(configs::Config& config) {
+  configs::Model& model = *config.mutable_model();
+  const int length = config.data().sequence_length();
+  std::vector<AttentionList> lists{{model.mutable_attention(), target_length(config)}};
   if (model.has_encoder()) {
-    lists.push_back(model.mutable_encoder()->mutable_attention());
-    lists.push_back(model.mutable_encoder()->mutable_cross_attention());
+    lists.push_back({model.mutable_encoder()->mutable_attention(), length});
+    lists.push_back({model.mutable_encoder()->mutable_cross_attention(), length});
   }
   return lists;
 }
@@ -67,9 +75,9 @@ void choose_unchosen(configs::Config& config) {
   }
   auto& model = *config.mutable_model();
   if (task.has_translation()) model.mutable_encoder();
-  for (Attentions* attentions : attention_lists(model)) {
-    if (attentions->empty()) attentions->Add();
-    for (auto& attention : *attentions) {
+  for (const AttentionList& list : attention_lists(config)) {
+    if (list.attentions->empty()) list.attentions->Add();
+    for (auto& attention : *list.attentions) {
       if (attention.group().empty()) attention.add_group();
       for (auto& group : *attention.mutable_group()) {
         choose_mechanism(group);
@@ -127,11 +135,15 @@ void resolve(configs::Config& config) {
   if (model.has_encoder() && model.encoder().layers() == 0) {
     model.mutable_encoder()->set_layers(model.layers());
   }
-  for (Attentions* attentions : attention_lists(model)) {
-    for (auto& attention : *attentions) {
+  if (config.task().has_translation() && target_length(config) == 0) {
+    config.mutable_task()->mutable_translation()->set_target_length(
+        config.data().sequence_length());
+  }
+  for (const AttentionList& list : attention_lists(config)) {
+    for (auto& attention : *list.attentions) {
       share_heads(attention, model.heads());
       for (auto& group : *attention.mutable_group()) {
-        derive_max_blocks(*group.mutable_mechanism(), config.data().sequence_length());
+        derive_max_blocks(*group.mutable_mechanism(), list.length);
       }
     }
   }

@@ -61,7 +61,7 @@ class Search {
 
   void visit_value(const Message& message, const FieldDescriptor& field, const std::string& path,
                    bool causal) {
-    if (is_default(message, field)) return;
+    if (is_default(message, field, causal)) return;
     const Condition* unmet = unmet_condition(message, field, causal);
     if (unmet == nullptr) return;
     std::string what =
@@ -72,11 +72,12 @@ class Search {
   }
 
   // True if the field has the value that resolve() gives it when it is unset.
-  bool is_default(const Message& message, const FieldDescriptor& field) const {
+  bool is_default(const Message& message, const FieldDescriptor& field, bool causal) const {
     if (value_text(message, &field) == default_text(message, field)) return true;
     return field.options().GetExtension(configs::blocks_of_sequence) &&
            message.GetReflection()->GetInt32(message, &field) ==
-               config_.data().sequence_length() / block_length_of(message);
+               (causal ? target_length(config_) : config_.data().sequence_length()) /
+                   block_length_of(message);
   }
 
   // The first of the field's conditions that does not hold; nullptr: it has an effect.

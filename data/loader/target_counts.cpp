@@ -71,6 +71,73 @@ std::string text_change(const Tokenizer& tokenizer, const configs::CorpusManifes
       counts.changed_bytes(), counted(counts.bytes(), "byte"));
 }
 
+// Adds up the targets of a stream, from its first token on.
+class Counter {
+ public:
+  Counter(const Corpus& corpus, const std::string& split, const std::string& stream)
+      : counts_(corpus.split(split).counts()),
+        tokenizer_(corpus.tokenizer(stream)),
+        texts_(static_cast<std::size_t>(corpus.tokenizer_entry(stream).vocabulary())),
+        unknown_(corpus, split),
+        keeps_white_space_(!tokenizer_->drops_white_space()) {
+    for (std::size_t id = 0; id < texts_.size(); ++id)
+      texts_[id] = tokenizer_->text_of(static_cast<std::int32_t>(id));
+  }
+
+  void visit(std::int64_t id, bool starts_document, bool is_target) {
+    const auto& known = texts_[static_cast<std::size_t>(id)];
+    const std::string lost = known || !unknown_.exists() ? "" : unknown_.next();
+    std::string_view text = known ? *known : lost;
+    // The model has added it.
+    if (starts_document && counts_.added_spaces() > 0 && text.starts_with(' '))
+      text.remove_prefix(1);
+    after_space_ |= starts_document || !keeps_white_space_;
+    std::int64_t words = 0;
+    for (const char c : text) {
+      const bool space = is_white_space(c);
+      words += !space && after_space_;
+      after_space_ = space;
+    }
+    if (!is_target) return;
+    const auto bytes = static_cast<std::int64_t>(text.size());
+    ++targets_.tokens;
+    targets_.bytes += bytes;
+    targets_.words += words;
+    targets_.line_ends += std::ranges::count(text, '\n');
+    if (known) return;
+    ++targets_.unknown_tokens;
+    targets_.unknown_bytes += bytes;
+    unseen_ += unknown_.exists() ? 0 : 1;
+  }
+
+  TargetCounts finish() const {
+    TargetCounts targets = targets_;
+    targets.no_bytes = targets.no_words = text_change(*tokenizer_, counts_);
+    if (unseen_ > 0) {
+      targets.no_bytes = targets.no_words = fmt::format(
+          "{} of {} are unknown tokens, and an earlier version prepared the corpus without their "
+          "text: prepare it again in a new folder",
+          unseen_, counted(targets.tokens, "target"));
+    } else if (!keeps_white_space_) {
+      targets.no_bytes = "the tokenizer does not keep white space";
+    }
+    return targets;
+  }
+
+ private:
+  const configs::CorpusManifest::Counts& counts_;
+  const std::unique_ptr<Tokenizer> tokenizer_;
+  std::vector<std::optional<std::string>> texts_;  // of the ids
+  UnknownText unknown_;
+  const bool keeps_white_space_;
+  TargetCounts targets_;
+  bool after_space_ = true;
+  std::int64_t unseen_ = 0;  // unknown targets without their text
+};
+
+// Tokens that are read at a time.
+constexpr std::int64_t kMaxTokens = 65536;
+
 // Nats per unit, including the cost of spelling the unknown tokens; unset if there are no units.
 std::optional<double> mean_cost(const TargetCounts& targets, double nats, std::int64_t units) {
   if (units == 0) return std::nullopt;
@@ -101,49 +168,14 @@ std::optional<double> TargetCounts::word_and_line_perplexity(double nats) const 
 TargetCounts count_targets(const Corpus& corpus, const WindowOptions& options,
                            std::int64_t num_windows) {
   const auto& counts = corpus.split(options.split).counts();
-  const std::unique_ptr<Tokenizer> tokenizer = corpus.tokenizer();
-  std::vector<std::optional<std::string>> texts(static_cast<std::size_t>(corpus.vocabulary()));
-  for (std::size_t id = 0; id < texts.size(); ++id)
-    texts[id] = tokenizer->text_of(static_cast<std::int32_t>(id));
   StreamReader reader(corpus, options.split, options.stream);
-  UnknownText unknown(corpus, options.split);
+  Counter counter(corpus, options.split, options.stream);
   const bool skips_starts =
       options.restart_at_documents && !corpus.manifest().tokenizer().has_end_of_document();
-  const bool keeps_white_space = !tokenizer->drops_white_space();
-
-  TargetCounts targets;
-  bool after_space = true;
-  std::int64_t unseen = 0;  // unknown targets without their text
-  const auto visit = [&](std::int64_t id, bool starts_document, bool is_target) {
-    const auto& known = texts[static_cast<std::size_t>(id)];
-    const std::string lost = known || !unknown.exists() ? "" : unknown.next();
-    std::string_view text = known ? *known : lost;
-    // The model has added it.
-    if (starts_document && counts.added_spaces() > 0 && text.starts_with(' '))
-      text.remove_prefix(1);
-    after_space |= !keeps_white_space;
-    std::int64_t words = 0;
-    for (const char c : text) {
-      const bool space = is_white_space(c);
-      words += !space && after_space;
-      after_space = space;
-    }
-    if (!is_target) return;
-    const auto bytes = static_cast<std::int64_t>(text.size());
-    ++targets.tokens;
-    targets.bytes += bytes;
-    targets.words += words;
-    targets.line_ends += std::ranges::count(text, '\n');
-    if (known) return;
-    ++targets.unknown_tokens;
-    targets.unknown_bytes += bytes;
-    unseen += unknown.exists() ? 0 : 1;
-  };
 
   // Token 0 of the stream is no target.
   const std::int64_t end =
       std::min(num_windows * options.sequence_length, reader.elements() - 1) + 1;
-  constexpr std::int64_t kMaxTokens = 65536;
   std::vector<std::int64_t> ids(static_cast<std::size_t>(std::min(kMaxTokens, end)));
   for (std::int64_t begin = 0; begin < end; begin += kMaxTokens) {
     const std::int64_t count = std::min(kMaxTokens, end - begin);
@@ -153,13 +185,12 @@ TargetCounts count_targets(const Corpus& corpus, const WindowOptions& options,
     auto next_end = ends.begin();
     for (std::int64_t t = 0; t < count; ++t) {
       const bool starts = next_end != ends.end() && *next_end == begin + t;
-      if (starts) {
-        ++next_end;
-        after_space = true;
-      }
-      visit(ids[static_cast<std::size_t>(t)], starts, begin + t > 0 && !(starts && skips_starts));
+      if (starts) ++next_end;
+      counter.visit(ids[static_cast<std::size_t>(t)], starts,
+                    begin + t > 0 && !(starts && skips_starts));
     }
   }
+  TargetCounts targets = counter.finish();
   // A long document has more such spaces, one per part (docs/corpus_format.md): the targets' share
   // of them.
   const double inside = static_cast<double>(counts.added_spaces() - counts.documents());
@@ -168,17 +199,24 @@ TargetCounts count_targets(const Corpus& corpus, const WindowOptions& options,
         static_cast<double>(targets.tokens) / static_cast<double>(reader.elements() - 1);
     targets.bytes = std::max<std::int64_t>(0, targets.bytes - std::llround(inside * share));
   }
-
-  targets.no_bytes = targets.no_words = text_change(*tokenizer, counts);
-  if (unseen > 0) {
-    targets.no_bytes = targets.no_words = fmt::format(
-        "{} of {} are unknown tokens, and an earlier version prepared the corpus without their "
-        "text: prepare it again in a new folder",
-        unseen, counted(targets.tokens, "target"));
-  } else if (!keeps_white_space) {
-    targets.no_bytes = "the tokenizer does not keep white space";
-  }
   return targets;
+}
+
+TargetCounts count_pair_targets(const Corpus& corpus, const PairOptions& options,
+                                std::int64_t num_pairs) {
+  StreamReader reader(corpus, options.split, options.target);
+  Counter counter(corpus, options.split, options.target);
+  std::vector<std::int64_t> ids;
+  for (std::int64_t pair = 0; pair < num_pairs; ++pair) {
+    const auto [begin, end] = reader.document(pair);
+    ids.resize(static_cast<std::size_t>(end - begin));
+    reader.read(begin, end - begin, ids.data());
+    for (std::int64_t t = 0; t < end - begin; ++t) {
+      counter.visit(ids[static_cast<std::size_t>(t)], /*starts_document=*/t == 0,
+                    /*is_target=*/t < options.target_length);
+    }
+  }
+  return counter.finish();
 }
 
 }  // namespace birkhoff

@@ -1,4 +1,4 @@
-// The text behind the targets of a language model: denominators of metrics per byte and per word,
+// The text behind the targets of a model of text: denominators of metrics per byte and per word,
 // and the cost of unknown tokens.
 #pragma once
 
@@ -7,6 +7,7 @@
 #include <string>
 
 #include "data/corpus/corpus.h"
+#include "data/loader/token_pairs.h"
 #include "data/loader/token_windows.h"
 
 namespace birkhoff {
@@ -35,5 +36,9 @@ struct TargetCounts {
 // their tokens. Error(kData) if the corpus is damaged.
 TargetCounts count_targets(const Corpus& corpus, const WindowOptions& options,
                            std::int64_t num_windows);
+
+// Counts the targets of the first `num_pairs` pairs. Errors as above.
+TargetCounts count_pair_targets(const Corpus& corpus, const PairOptions& options,
+                                std::int64_t num_pairs);
 
 }  // namespace birkhoff

@@ -49,6 +49,12 @@ AnalyzedRun analyze_run(const AnalyseArguments& arguments, const std::string& pa
                         const CheckpointFolder& checkpoint, const std::string& text,
                         const ShownMaps& shown, std::ostream& err) {
   const configs::Config config = config_of(checkpoint);
+  if (config.model().has_encoder()) {
+    fail(ExitCode::kUsage,
+         "{}: a model of pairs reads two texts, and only models of one can be analyzed; name "
+         "another run",
+         path);
+  }
   const std::unique_ptr<Tokenizer> tokenizer = tokenizer_of(checkpoint);
   if (const std::size_t bad = find_invalid_utf8(text);
       checkpoint.manifest.tokenizer() != "bytes" && bad != std::string::npos) {

@@ -20,6 +20,7 @@
 #include "cluster/base/cpu.h"
 #include "cluster/base/error.h"
 #include "cluster/base/gpu/device.h"
+#include "configs/loader/check.h"
 #include "configs/loader/config_io.h"
 #include "launcher/bench/other_load.h"
 #include "launcher/commands.h"
@@ -178,7 +179,8 @@ std::string measured_table(SyntheticTraining& training, const configs::Config& c
   }
   other_load.end();
   const double batch_size = config.train().global_batch();
-  const double tokens = batch_size * config.data().sequence_length();
+  const std::int64_t tokens_of_sequence = tokens_per_sample(config);
+  const double tokens = batch_size * static_cast<double>(tokens_of_sequence);
   const double forward_flops = training.model().forward_flops_per_sequence() * batch_size;
   const double speed = 2.0 * std::pow(static_cast<double>(size), 3) / median(product);
   const double promised = data_sheet_flops(training.device(), dtype);
@@ -193,8 +195,8 @@ std::string measured_table(SyntheticTraining& training, const configs::Config& c
              "after each part, but not inside a step. Floor: the model's FLOPs (backward: twice "
              "the forward pass; none for embedding lookups) at the {:.1f} GFLOP/s of at::mm on "
              "{}x{} matrices of {}, measured between the steps{}.\n\n",
-             steps, config.train().global_batch(), config.data().sequence_length(), speed / 1e9,
-             size, size, c10::toString(dtype),
+             steps, config.train().global_batch(), tokens_of_sequence, speed / 1e9, size, size,
+             c10::toString(dtype),
              promised > 0 ? fmt::format("; the data sheet promises {:.1f}", promised / 1e9) : "") +
          table_head({"part", "ms", "tokens/s", "model GFLOP/s", "floor, ms", "floor / time",
                      "of the data sheet"}) +

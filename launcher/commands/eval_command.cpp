@@ -151,12 +151,18 @@ void evaluate(const EvalArguments& arguments, ProcessGroup& world, ProcessGroup&
                                  : "it reads none: name a corpus with --corpus";
     fail(ExitCode::kUsage, "--text {}: the model predicts no text; {}", arguments.text, cure);
   }
+  if (!arguments.text.empty() && !task->source_stream().empty()) {
+    fail(ExitCode::kUsage,
+         "--text {}: the model predicts the targets of pairs; prepare pairs and name them with "
+         "--corpus",
+         arguments.text);
+  }
   if (!arguments.text.empty()) text.emplace(tokenizer_source(checkpoint), arguments.text, err);
   const std::string split = text ? TextCorpus::kSplit : arguments.split;
   const Corpus corpus(text                       ? text->folder().string()
                       : arguments.corpus.empty() ? config.data().corpus()
                                                  : arguments.corpus);
-  if (task->reads_text()) require_same_tokenizer(checkpoint, arguments.path, corpus);
+  if (task->reads_text()) require_same_tokenizer(*task, checkpoint, arguments.path, corpus);
   require_same_inputs(*task, checkpoint, arguments.path, corpus, split);
   check_same_corpus(world, corpus);
   const std::unique_ptr<Model> model = load_model(checkpoint, *task, data.device());

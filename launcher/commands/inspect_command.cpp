@@ -6,6 +6,7 @@
 
 #include "cluster/base/error.h"
 #include "cluster/base/text/plural.h"
+#include "configs/loader/check.h"
 #include "configs/loader/summary.h"
 #include "data/corpus/corpus.h"
 #include "data/corpus/verify.h"
@@ -128,7 +129,7 @@ int inspect_command(const InspectArguments& arguments, std::ostream& out, std::o
     const CheckpointFolder checkpoint = checkpoint_of(arguments.path);
     const std::unique_ptr<Model> model = load_model(checkpoint, at::kCPU, ParameterValues::kAny);
     out << describe_checkpoint(checkpoint)
-        << describe_model(*model, checkpoint.manifest.config().data().sequence_length());
+        << describe_model(*model, tokens_per_sample(checkpoint.manifest.config()));
     return 0;
   }
   const Corpus corpus(arguments.path);

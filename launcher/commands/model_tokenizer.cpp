@@ -7,12 +7,26 @@
 namespace birkhoff {
 namespace {
 
-std::string tokenizer_hash(const configs::CheckpointManifest& checkpoint) {
+std::string hash_of(const configs::CheckpointManifest& checkpoint, const std::string& name) {
   for (const auto& file : checkpoint.file()) {
-    if (!checkpoint.tokenizer_file().empty() && file.name() == checkpoint.tokenizer_file())
-      return file.hash();
+    if (!name.empty() && file.name() == name) return file.hash();
   }
   return "";
+}
+
+// The tokenizer of the model's targets, or of its sources.
+configs::CorpusManifest::Tokenizer tokenizer_entry(const configs::CheckpointManifest& model,
+                                                   bool of_sources) {
+  if (of_sources && model.has_source_tokenizer()) {
+    configs::CorpusManifest::Tokenizer entry = model.source_tokenizer();
+    entry.set_hash(hash_of(model, entry.file()));
+    return entry;
+  }
+  configs::CorpusManifest::Tokenizer entry;
+  entry.set_kind(model.tokenizer());
+  entry.set_vocabulary(model.vocabulary());
+  entry.set_hash(hash_of(model, model.tokenizer_file()));
+  return entry;
 }
 
 // Instructions to make a corpus that fits the model.
@@ -93,27 +107,49 @@ std::vector<std::string> class_names(const std::string& run_or_corpus) {
   return {};
 }
 
-void require_same_tokenizer(const CheckpointFolder& checkpoint, const std::string& path,
-                            const Corpus& corpus) {
-  const configs::CheckpointManifest& model = checkpoint.manifest;
-  const configs::CorpusManifest::Tokenizer& tokenizer = corpus.manifest().tokenizer();
-  const std::string cure = cure_of(model, path);
+namespace {
+
+// where: the corpus, or a stream of it.
+void require_same(const configs::CorpusManifest::Tokenizer& tokenizer,
+                  const configs::CorpusManifest::Tokenizer& of_model, const std::string& where,
+                  const std::string& cure) {
+  const std::int64_t ids = of_model.vocabulary();
   const bool is_same_file =
-      tokenizer.kind() == model.tokenizer() && tokenizer.hash() == tokenizer_hash(model);
-  const bool lacks_the_mark =
-      !tokenizer.has_end_of_document() && tokenizer.vocabulary() + 1 == model.vocabulary();
-  if (is_same_file && (tokenizer.vocabulary() == model.vocabulary() || lacks_the_mark)) return;
-  if (is_same_file && tokenizer.vocabulary() == model.vocabulary() + 1) {
+      tokenizer.kind() == of_model.kind() && tokenizer.hash() == of_model.hash();
+  const bool lacks_the_mark = !tokenizer.has_end_of_document() && tokenizer.vocabulary() + 1 == ids;
+  if (is_same_file && (tokenizer.vocabulary() == ids || lacks_the_mark)) return;
+  if (is_same_file && tokenizer.vocabulary() == ids + 1) {
     fail(ExitCode::kData,
          "{}: its documents end in id {}, but the model has only {} ids, from a single document; "
          "{}",
-         corpus.folder().string(), model.vocabulary(), model.vocabulary(), cure);
+         where, ids, ids, cure);
   }
   const auto shown = [](const std::string& kind) { return kind.empty() ? "none" : kind; };
   fail(ExitCode::kData, "{}: its tokenizer ({}, {} ids{}) is not the model's ({}, {} ids); {}",
-       corpus.folder().string(), shown(tokenizer.kind()), tokenizer.vocabulary(),
-       is_same_file || tokenizer.kind() != model.tokenizer() ? "" : ", learned from other text",
-       shown(model.tokenizer()), model.vocabulary(), cure);
+       where, shown(tokenizer.kind()), tokenizer.vocabulary(),
+       is_same_file || tokenizer.kind() != of_model.kind() ? "" : ", learned from other text",
+       shown(of_model.kind()), ids, cure);
+}
+
+}  // namespace
+
+void require_same_tokenizer(const Task& task, const CheckpointFolder& checkpoint,
+                            const std::string& path, const Corpus& corpus) {
+  const configs::CheckpointManifest& model = checkpoint.manifest;
+  const std::string folder = corpus.folder().string();
+  if (task.source_stream().empty()) {
+    return require_same(corpus.manifest().tokenizer(), tokenizer_entry(model, false), folder,
+                        cure_of(model, path));
+  }
+  for (const bool of_sources : {true, false}) {
+    const std::string stream = of_sources ? task.source_stream() : task.target_stream();
+    require_same(
+        corpus.tokenizer_entry(stream), tokenizer_entry(model, of_sources),
+        fmt::format("{}, stream '{}'", folder, stream),
+        fmt::format("prepare its pairs like the model's: birkhoff prepare --out NEW --like "
+                    "{} --train SOURCES --target TARGETS",
+                    path));
+  }
 }
 
 void require_same_inputs(const Task& task, const CheckpointFolder& checkpoint,

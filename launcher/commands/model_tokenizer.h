@@ -26,11 +26,11 @@ std::optional<TokenizerSource> source_tokenizer_source(const std::string& run_or
 std::vector<std::string> class_names(const std::string& run_or_corpus);
 
 // Checks that ids mean the same in the corpus and in the model, and that the model has all ids that
-// the corpus may hold: the corpus may lack the model's end-of-document id, but not vice versa.
-// Error(kData) names the command that makes a matching corpus. path: the run's path, as the user
-// gave it.
-void require_same_tokenizer(const CheckpointFolder& checkpoint, const std::string& path,
-                            const Corpus& corpus);
+// the corpus may hold: the corpus may lack the model's end-of-document id, but not vice versa. Of
+// pairs, sources and targets. Error(kData) names the command that makes a matching corpus. path:
+// the run's path, as the user gave it.
+void require_same_tokenizer(const Task& task, const CheckpointFolder& checkpoint,
+                            const std::string& path, const Corpus& corpus);
 
 // Checks that a split's labels have the same meaning as the model's, if it is a classifier, and
 // that images have the same shape. Errors as above.

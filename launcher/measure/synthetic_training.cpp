@@ -4,6 +4,7 @@
 
 #include "cluster/base/error.h"
 #include "cluster/base/gpu/device.h"
+#include "configs/loader/check.h"
 #include "launcher/measure/report.h"
 #include "runtime/tasks/task.h"
 
@@ -80,7 +81,8 @@ double SyntheticTraining::step_seconds(bool recorded) {
 
 double SyntheticTraining::loss_scale(const configs::Config& config) {
   if (config.train().precision() != configs::Train::fp16) return 1;
-  const double tokens = 1.0 * config.train().global_batch() * config.data().sequence_length();
+  const double tokens =
+      1.0 * config.train().global_batch() * static_cast<double>(tokens_per_sample(config));
   return std::exp2(17 - std::ceil(std::log2(tokens)));
 }
 

@@ -36,6 +36,11 @@ std::int64_t planned_vocabulary(const PlanArguments& arguments, const configs::C
 }
 
 PlanRequest request_of(const PlanArguments& arguments, const configs::Config& config) {
+  if (config.model().has_encoder()) {
+    fail(ExitCode::kUsage,
+         "a model with an encoder and a decoder cannot be planned, because only one kind of layers "
+         "is tried; measure a step of it: birkhoff bench step");
+  }
   PlanRequest request;
   request.config = config;
   request.vocabulary = planned_vocabulary(arguments, config);

@@ -46,7 +46,8 @@ PatchEmbedding::PatchEmbedding(const configs::Config& config, const ImageDims& i
                                                      config.model().channels()),
                                          /*decay=*/false)
                         : at::Tensor()),
-      positions_(config, /*prefix=*/"", /*image=*/std::nullopt, parameters) {
+      positions_(config.model(), config.data().sequence_length(), /*prefix=*/"",
+                 /*image=*/std::nullopt, parameters) {
   const std::int64_t patches = (image.rows / patch_) * (image.columns / patch_);
   require(image.rows % patch_ == 0 && image.columns % patch_ == 0 &&
               patches + class_token_C.defined() == num_tokens_,

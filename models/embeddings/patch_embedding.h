@@ -16,6 +16,10 @@
 #include "models/embeddings/sequence_embedding.h"
 #include "models/transformer/layers.h"
 
+namespace birkhoff::configs {
+class Config;
+}
+
 namespace birkhoff {
 
 class PatchEmbedding final : public SequenceEmbedding {

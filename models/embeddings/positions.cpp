@@ -29,10 +29,9 @@ at::Tensor sinusoid_table(std::int64_t positions, std::int64_t channels) {
   return table_TC;
 }
 
-Positions::Positions(const configs::Config& config, const std::string& prefix,
+Positions::Positions(const configs::Model& model, std::int64_t length, const std::string& prefix,
                      const std::optional<ImageDims>& image, Parameters& parameters) {
-  const configs::Model& model = config.model();
-  const std::int64_t channels = model.channels(), length = config.data().sequence_length();
+  const std::int64_t channels = model.channels();
   const auto learned = [&](const std::string& name, std::int64_t rows) {
     return parameters.add(prefix + "positions." + name, {rows, channels},
                           weight_init(model, WeightRole::kEmbedding, channels), /*decay=*/true);

@@ -15,7 +15,7 @@
 #include "models/parallel/token_slices.h"
 
 namespace birkhoff::configs {
-class Config;
+class Model;
 }
 
 namespace birkhoff {
@@ -27,10 +27,10 @@ at::Tensor sinusoid_table(std::int64_t positions, std::int64_t channels);
 
 class Positions {
  public:
-  // Encodings as model.positions says, for data.sequence_length tokens. image: only image_axes
-  // needs it; position t is then value t of an image of this shape. prefix: the names of the
-  // parameters begin with it.
-  Positions(const configs::Config& config, const std::string& prefix,
+  // Encodings as model.positions says, for `length` tokens. image: only image_axes needs it;
+  // position t is then value t of an image of this shape. prefix: the names of the parameters begin
+  // with it.
+  Positions(const configs::Model& model, std::int64_t length, const std::string& prefix,
             const std::optional<ImageDims>& image, Parameters& parameters);
 
   // Returns x_BTC plus the encodings of positions_BT. If positions_BT is undefined, the positions

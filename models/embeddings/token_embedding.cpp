@@ -15,14 +15,14 @@ namespace birkhoff {
 
 TokenEmbedding::TokenEmbedding(const configs::Config& config, StackRole role,
                                std::int64_t vocabulary, Parameters& parameters,
-                               const std::optional<ImageDims>& image)
+                               const std::optional<ImageDims>& image, const TokenEmbedding* shared)
     : parameters_(parameters),
-      unit_(parameters.begin_unit()),
+      units_{parameters.begin_unit()},
       role_(role),
       num_ids_(vocabulary),
       vocabulary_(
           partition(vocabulary, parameters.place().tensor_rank, parameters.place().tensor_size)),
-      sequence_length_(config.data().sequence_length()),
+      sequence_length_(longest_sequence(config, role)),
       scale_(config.model().scale_embeddings()
                  ? std::sqrt(static_cast<double>(config.model().channels()))
                  : 1.0),
@@ -37,13 +37,18 @@ TokenEmbedding::TokenEmbedding(const configs::Config& config, StackRole role,
   const std::int64_t channels = model.channels(), width = embedding_width(model);
   const std::string prefix = stack_prefix(role);
   const Initializer init = weight_init(model, WeightRole::kEmbedding, channels);
-  weight_VE_ = parameters.add(prefix + "embedding.weight", {vocabulary, width}, init,
-                              /*decay=*/true, {.dim = 0});
+  if (shared != nullptr) {
+    weight_VE_ = shared->weight_VE_;
+    units_.push_back(shared->unit());
+  } else {
+    weight_VE_ = parameters.add(prefix + "embedding.weight", {vocabulary, width}, init,
+                                /*decay=*/true, {.dim = 0});
+  }
   if (width != channels) {
     up_.emplace(model, WeightRole::kInner, width, channels, prefix + "embedding.up", parameters);
   }
   if (image) begin_E = parameters.add(prefix + "embedding.begin", {width}, init, /*decay=*/false);
-  positions_.emplace(config, prefix, image, parameters);
+  positions_.emplace(model, sequence_length_, prefix, image, parameters);
 }
 
 TokenSlices TokenEmbedding::slices(const Batch& batch) const {
@@ -83,10 +88,12 @@ at::Tensor TokenEmbedding::operator()(const Batch& batch, const TokenSlices& tok
                                       const std::optional<NoiseKey>& noise) const {
   const at::Tensor& tokens_BT = batch.at(field::kInputs);
   if (tokens_BT.size(1) > sequence_length_) {
-    fail(ExitCode::kData, "a sequence of {} tokens is longer than data.sequence_length = {}",
-         tokens_BT.size(1), sequence_length_);
+    fail(ExitCode::kData, "a sequence of {} tokens is longer than {} = {}", tokens_BT.size(1),
+         role_ == StackRole::kTargetDecoder ? "task.translation.target_length"
+                                            : "data.sequence_length",
+         sequence_length_);
   }
-  const ParameterUse use(parameters_, {unit_});
+  const ParameterUse use(parameters_, units_);
   const at::Tensor x_BTC = use.output(
       embed(tokens_BT, batch.has(field::kPositions) ? batch.at(field::kPositions) : at::Tensor(),
             tokens));

@@ -7,6 +7,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <vector>
 
 #include "cluster/base/random/philox.h"
 #include "data/batch/batch.h"
@@ -27,14 +28,16 @@ inline constexpr std::int64_t kBeginToken = -1;
 class TokenEmbedding final : public SequenceEmbedding {
  public:
   // config must be resolved. `parameters` must outlive it; names begin with stack_prefix(role).
-  // `image`: tokens are the values of images of this shape, and kBeginToken.
+  // `image`: tokens are the values of images of this shape, and kBeginToken. `shared`: an embedding
+  // of the same vocabulary, whose table this one reads instead of a table of its own.
   TokenEmbedding(const configs::Config& config, StackRole role, std::int64_t vocabulary,
-                 Parameters& parameters, const std::optional<ImageDims>& image = std::nullopt);
+                 Parameters& parameters, const std::optional<ImageDims>& image = std::nullopt,
+                 const TokenEmbedding* shared = nullptr);
 
   TokenSlices slices(const Batch& batch) const override;
   at::Tensor lengths(const Batch& batch) const override { return batch.at(field::kLengths); }
   // Of the tokens in field::kInputs and, if the batch has them, their positions. Error(kData) if T
-  // is above data.sequence_length.
+  // is above longest_sequence() of the stack.
   at::Tensor operator()(const Batch& batch, const TokenSlices& tokens,
                         const std::optional<NoiseKey>& noise) const override;
   // The same for int64 tokens at int64 positions, without dropout. Undefined positions are
@@ -42,8 +45,8 @@ class TokenEmbedding final : public SequenceEmbedding {
   at::Tensor embed(const at::Tensor& tokens_BT, const at::Tensor& positions_BT,
                    const TokenSlices& tokens) const;
 
-  // The unit of its parameters (Parameters::begin_unit).
-  int unit() const { return unit_; }
+  // The unit of its table (Parameters::begin_unit).
+  int unit() const { return units_.back(); }
   // This rank's rows of the table [V, E], where E is embedding_width() of the model.
   const at::Tensor& weight_VE() const { return weight_VE_; }
   double flops() const override { return up_ ? up_->flops() : 0; }
@@ -53,7 +56,7 @@ class TokenEmbedding final : public SequenceEmbedding {
   at::Tensor rows_of_part(const at::Tensor& tokens_BT) const;
 
   const Parameters& parameters_;
-  int unit_;
+  std::vector<int> units_;  // of its own parameters and, last, of the table
   StackRole role_;
   std::int64_t num_ids_;
   Interval vocabulary_;  // this rank's ids

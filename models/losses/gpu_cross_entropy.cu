@@ -1,16 +1,21 @@
 // Cross entropy and its gradient in one kernel (legend: N rows, V vocabulary):
 //
 //   z[n]    = log sum over v of exp(x[n, v])
-//   loss[n] = z[n] - x[n, t[n]]                       0 where mask[n] is 0
-//   x[n, v] <- exp(x[n, v] - z[n]) - [v = t[n]]       0 where mask[n] is 0
+//   nats[n] = z[n] - x[n, t[n]]                                0 where mask[n] is 0
+//   x[n, v] <- exp(x[n, v] - z[n]) - (1 - e) [v = t[n]] - e/V  0 where mask[n] is 0
 //
-// x: [N, V] contiguous fp32, bf16 or fp16, overwritten; t: [N] int64; mask: [N] u8; loss: [N] fp32.
-// Arithmetic in fp32. If the target of a row that counts is outside [0, V), its loss is NaN.
+// and, with label smoothing e > 0,
+//
+//   loss[n] = z[n] - sum over v of q[v] x[n, v],  q[v] = (1 - e) [v = t[n]] + e / V
+//
+// x: [N, V] contiguous fp32, bf16 or fp16, overwritten; t: [N] int64; mask: [N] u8; nats, loss: [N]
+// fp32. Arithmetic in fp32. If the target of a row that counts is outside [0, V), both are NaN.
 //
 // A team of threads owns a row: one warp up to V = 1,024 (four rows per block), else a block of 512
 // threads. A thread owns every team-size-th 16-byte vector of its row (single elements if rows are
 // not aligned). In the first pass each thread computes a running maximum and a sum of exponentials,
-// which are then combined along a fixed tree. The second pass overwrites the row with the gradient.
+// which are then combined along a fixed tree. The second pass overwrites the row with the gradient
+// and, with label smoothing, adds up q[v] (x[n, v] - max), where q are the smoothed targets.
 // A block keeps the row in shared memory between the passes if it fits (V elements of type T plus
 // 128 bytes; V <= 116,000 in bf16 on sm_90, 83,000 on sm_80); otherwise, and for a warp, the second
 // read mostly hits the caches. Memory: one read and one write of x, N V of each. Deterministic.
@@ -69,6 +74,24 @@ __device__ inline Partial merge_team(Partial p) {
   return p;
 }
 
+// The sum over the members of a team; every member gets the same bits.
+template <int kTeam>
+__device__ inline float sum_of_team(float x) {
+#pragma unroll
+  for (int distance = kWarp / 2; distance > 0; distance /= 2) {
+    x += __shfl_xor_sync(kWholeWarp, x, distance);
+  }
+  if constexpr (kTeam > kWarp) {
+    auto* warps = reinterpret_cast<float*>(cross_entropy_memory);
+    __syncthreads();  // the partials have been read
+    if (threadIdx.x % kWarp == 0) warps[threadIdx.x / kWarp] = x;
+    __syncthreads();
+    x = warps[0];
+    for (int w = 1; w < kTeam / kWarp; ++w) x += warps[w];
+  }
+  return x;
+}
+
 template <typename T, int kTeam, int kCount, bool kKept>
 __global__ void __launch_bounds__(kTeam == kWarp ? 4 * kWarp : kTeam)
     fused_cross_entropy_kernel(const FusedCrossEntropyParams p) {
@@ -88,7 +111,8 @@ __global__ void __launch_bounds__(kTeam == kWarp ? 4 * kWarp : kTeam)
     for (int v = member * kCount; v < vocabulary; v += kStride) {
       store_vector(x_V + v, zeros);
     }
-    if (member == 0) p.losses[row] = 0;
+    if (member == 0) p.nats[row] = 0;
+    if (member == 0 && p.label_smoothing > 0) p.losses[row] = 0;
     return;
   }
 
@@ -122,22 +146,28 @@ __global__ void __launch_bounds__(kTeam == kWarp ? 4 * kWarp : kTeam)
   partial = merge_team<kTeam>(partial);
 
   const std::int64_t target = p.targets[row];
-  if (member == 0 && (target < 0 || target >= p.vocabulary)) {
-    p.losses[row] = kNaN;
-  }
+  const bool exists = target >= 0 && target < p.vocabulary;
+  if (member == 0 && !exists) p.nats[row] = kNaN;
   const float base = base_of(partial.max), inverse_sum = 1 / partial.sum;
+  const float of_each = p.label_smoothing / static_cast<float>(p.vocabulary);
+  float expected = 0;  // the sum of this thread's x - base, weighted by the smoothed targets
   for (int v = member * kCount; v < vocabulary; v += kStride) {
     // In kept_V each thread reads only what it stored itself.
     const auto x = load_vector<T, kCount>((kKept ? kept_V : x_V) + v);
     float d[kCount];
 #pragma unroll
-    for (int k = 0; k < kCount; ++k) d[k] = expf(to_float(x.elements[k]) - base) * inverse_sum;
+    for (int k = 0; k < kCount; ++k) {
+      const float of_base = to_float(x.elements[k]) - base;
+      d[k] = expf(of_base) * inverse_sum - of_each;
+      expected += of_each * of_base;
+    }
     if (v <= target && target < v + kCount) {
 #pragma unroll
       for (int k = 0; k < kCount; ++k) {
         if (v + k != target) continue;
-        d[k] -= 1;
-        p.losses[row] = (base - to_float(x.elements[k])) + logf(partial.sum);
+        d[k] -= 1 - p.label_smoothing;
+        expected += (1 - p.label_smoothing) * (to_float(x.elements[k]) - base);
+        p.nats[row] = (base - to_float(x.elements[k])) + logf(partial.sum);
       }
     }
     Vector<T, kCount> gradient;
@@ -145,6 +175,9 @@ __global__ void __launch_bounds__(kTeam == kWarp ? 4 * kWarp : kTeam)
     for (int k = 0; k < kCount; ++k) gradient.elements[k] = from_float<T>(d[k]);
     store_vector(x_V + v, gradient);
   }
+  if (p.label_smoothing == 0) return;
+  expected = sum_of_team<kTeam>(expected);
+  if (member == 0) p.losses[row] = exists ? logf(partial.sum) - expected : kNaN;
 }
 
 template <typename T, int kCount>

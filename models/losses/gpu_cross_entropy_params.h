@@ -10,11 +10,13 @@ struct CUstream_st;
 namespace birkhoff {
 
 struct FusedCrossEntropyParams {
-  void* logits;                   // [rows, vocabulary]: logits in, gradients out
-  KernelDtype dtype;              // fp32, bf16 or fp16
-  const std::int64_t* targets;    // [rows]
-  const std::uint8_t* mask;       // [rows]
-  float* losses;                  // [rows]
+  void* logits;                 // [rows, vocabulary]: logits in, gradients out
+  KernelDtype dtype;            // fp32, bf16 or fp16
+  const std::int64_t* targets;  // [rows]
+  const std::uint8_t* mask;     // [rows]
+  float* nats;                  // [rows]
+  float* losses;                // [rows]; written only with label smoothing
+  float label_smoothing;
   std::int64_t rows, vocabulary;  // vocabulary: below 2^30
   bool vectors;                   // every row starts at a multiple of 16 bytes
 };

@@ -17,23 +17,24 @@ namespace {
 // The gradient overwrites the logits. Nothing reads them afterwards: the linear layer that made
 // them keeps only its inputs.
 struct FusedCrossEntropy : torch::autograd::Function<FusedCrossEntropy> {
-  // Returns the sum of the losses, and the losses [N] in nats, which have no gradient.
+  // Returns the sum of the losses, and the nats [N], which have no gradient.
   static torch::autograd::variable_list forward(torch::autograd::AutogradContext* context,
                                                 const at::Tensor& logits_NV,
                                                 const at::Tensor& targets_N,
-                                                const at::Tensor& mask_N) {
+                                                const at::Tensor& mask_N, double label_smoothing) {
     const at::Tensor memory_NV = logits_NV.detach();
-    const at::Tensor losses_N = fused_cross_entropy_(memory_NV, targets_N, mask_N);
+    const auto [nats_N, losses_N] =
+        fused_cross_entropy_(memory_NV, targets_N, mask_N, label_smoothing);
     context->saved_data["gradients"] = memory_NV;
-    context->mark_non_differentiable({losses_N});
-    return {losses_N.sum(), losses_N};
+    context->mark_non_differentiable({nats_N});
+    return {losses_N.sum(), nats_N};
   }
   static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
                                                  const torch::autograd::variable_list& gradients) {
     refuse_second_gradient();
     const at::Tensor d_logits_NV = context->saved_data["gradients"].toTensor();
     scale_gradients_(d_logits_NV, gradients[0]);
-    return {d_logits_NV, at::Tensor(), at::Tensor()};
+    return {d_logits_NV, at::Tensor(), at::Tensor(), at::Tensor()};
   }
 };
 
@@ -67,7 +68,7 @@ void add_layer_sums(const NamedSums& layers, LossSums& sums, ProcessGroup* tenso
 }
 
 LossSums cross_entropy_sums(const at::Tensor& logits_BTV, const at::Tensor& targets_BT,
-                            const at::Tensor& mask_BT) {
+                            const at::Tensor& mask_BT, double label_smoothing) {
   constexpr std::int64_t kIgnored = -100;  // no token id is negative
   const at::ScalarType precision =
       logits_BTV.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
@@ -75,11 +76,11 @@ LossSums cross_entropy_sums(const at::Tensor& logits_BTV, const at::Tensor& targ
   LossSums sums;
   sums.count = ignored_N.logical_not().sum(at::kDouble);
   if (logits_BTV.is_cuda()) {
-    const auto sum_and_losses = FusedCrossEntropy::apply(logits_BTV.flatten(0, 1).contiguous(),
-                                                         targets_BT.reshape(-1).contiguous(),
-                                                         mask_BT.reshape(-1).contiguous());
-    sums.loss = sum_and_losses[0];
-    sums.nats = sum_and_losses[1].sum(at::kDouble);
+    const auto sum_and_nats = FusedCrossEntropy::apply(
+        logits_BTV.flatten(0, 1).contiguous(), targets_BT.reshape(-1).contiguous(),
+        mask_BT.reshape(-1).contiguous(), label_smoothing);
+    sums.loss = sum_and_nats[0];
+    sums.nats = sum_and_nats[1].sum(at::kDouble);
     return sums;
   }
   const at::Tensor targets_N = targets_BT.reshape(-1).masked_fill(ignored_N, kIgnored);
@@ -89,6 +90,10 @@ LossSums cross_entropy_sums(const at::Tensor& logits_BTV, const at::Tensor& targ
       at::nll_loss(log_probabilities_NV, targets_N, /*weight=*/{}, at::Reduction::None, kIgnored);
   sums.loss = nats_N.sum();
   sums.nats = nats_N.detach().sum(at::kDouble);
+  if (label_smoothing > 0) {
+    sums.loss = (1 - label_smoothing) * sums.loss -
+                label_smoothing * log_probabilities_NV.mean(1).masked_fill(ignored_N, 0).sum();
+  }
   return sums;
 }
 

@@ -36,8 +36,9 @@ void add_layer_sums(const NamedSums& layers, LossSums& sums, ProcessGroup* tenso
 
 // Cross entropy of logits [B, T, V] against targets [B, T] (int64), summed over the tokens whose
 // mask [B, T] (u8) is not 0; targets of other tokens are never read. Log-softmax in fp32 (fp64 for
-// fp64 logits); sums of nats and counts in fp64.
+// fp64 logits); sums of nats and counts in fp64. The loss, and not the nats, has label smoothing
+// (models/losses/fused_cross_entropy.h). It may overwrite the logits.
 LossSums cross_entropy_sums(const at::Tensor& logits_BTV, const at::Tensor& targets_BT,
-                            const at::Tensor& mask_BT);
+                            const at::Tensor& mask_BT, double label_smoothing = 0);
 
 }  // namespace birkhoff

@@ -78,7 +78,8 @@ Stack::Stack(const configs::Config& config, StackRole role, Parameters& paramete
           "the configuration is not resolved");
   layers_.reserve(static_cast<std::size_t>(model.layers()));
   for (std::int64_t i = 0; i < model.layers(); ++i) {
-    layers_.emplace_back(model, role, i, config.data().sequence_length(), parameters);
+    layers_.emplace_back(model, role, i, longest_sequence(config, role),
+                         longest_sequence(config, StackRole::kSourceEncoder), parameters);
   }
   last_unit_ = parameters.begin_unit();
   if (model.norm() == configs::Model::post) return;
@@ -190,9 +191,11 @@ at::Tensor Stack::decode_step(DecodeCache& decode_cache, const at::Tensor& x_BTC
   return last_normed(stream).to(parameters_.compute_dtype());
 }
 
-double Stack::forward_flops(std::int64_t num_tokens) const {
+double Stack::forward_flops(std::int64_t num_tokens, std::int64_t memory_tokens) const {
   double flops = 0;
-  for (const TransformerLayer& layer : layers_) flops += layer.forward_flops(num_tokens);
+  for (const TransformerLayer& layer : layers_) {
+    flops += layer.forward_flops(num_tokens, memory_tokens);
+  }
   return flops;
 }
 

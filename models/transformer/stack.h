@@ -47,8 +47,8 @@ class Stack {
   at::Tensor decode_step(DecodeCache& cache, const at::Tensor& x_BTC,
                          const TokenSlices& tokens) const;
 
-  // Of one sequence of `num_tokens`; a memory has as many.
-  double forward_flops(std::int64_t num_tokens) const;
+  // Of one sequence of `num_tokens`, with a memory of `memory_tokens`.
+  double forward_flops(std::int64_t num_tokens, std::int64_t memory_tokens = 0) const;
   // The unit of the final norm's parameters, if there is one, and of those added before the next
   // unit begins.
   int last_unit() const { return last_unit_; }

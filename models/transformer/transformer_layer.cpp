@@ -2,6 +2,7 @@
 
 #include <utility>
 
+#include "configs/loader/check.h"
 #include "configs/schema/config.pb.h"
 #include "models/parallel/parameter_use.h"
 
@@ -30,7 +31,7 @@ AttentionSublayer make_attention(const configs::Model& config, StackRole role, s
 
 std::optional<AttentionSublayer> make_cross_attention(const configs::Model& config, StackRole role,
                                                       std::int64_t number,
-                                                      std::int64_t sequence_length,
+                                                      std::int64_t memory_length,
                                                       Parameters& parameters) {
   if (role != StackRole::kTargetDecoder) return std::nullopt;
   const int entry = static_cast<int>(number % config.encoder().cross_attention_size());
@@ -40,7 +41,7 @@ std::optional<AttentionSublayer> make_cross_attention(const configs::Model& conf
       LayerNorm(config, name + "_norm", parameters),
       MultiHeadAttention(config, config.encoder().cross_attention(entry),
                          "model.encoder.cross_attention." + std::to_string(entry),
-                         KeySource::kMemory, noise, sequence_length, /*causal=*/false, name,
+                         KeySource::kMemory, noise, memory_length, /*causal=*/false, name,
                          parameters),
       noise};
 }
@@ -51,15 +52,20 @@ std::string stack_prefix(StackRole role) {
   return role == StackRole::kSourceEncoder ? "encoder." : "";
 }
 
+std::int64_t longest_sequence(const configs::Config& config, StackRole role) {
+  return role == StackRole::kTargetDecoder ? target_length(config)
+                                           : config.data().sequence_length();
+}
+
 TransformerLayer::TransformerLayer(const configs::Model& config, StackRole role,
                                    std::int64_t number, std::int64_t sequence_length,
-                                   Parameters& parameters)
+                                   std::int64_t memory_length, Parameters& parameters)
     : parameters_(parameters),
       unit_(parameters.begin_unit()),
       post_norm_(config.norm() == configs::Model::post),
       dropout_(config.dropout().residual()),
       attention_(make_attention(config, role, number, sequence_length, parameters)),
-      cross_attention_(make_cross_attention(config, role, number, sequence_length, parameters)) {
+      cross_attention_(make_cross_attention(config, role, number, memory_length, parameters)) {
   if (config.attention_only()) return;
   feed_forward_norm_.emplace(config, layer_name(role, number) + ".feed_forward_norm", parameters);
   feed_forward_.emplace(config, layer_name(role, number) + ".feed_forward", parameters);
@@ -132,9 +138,9 @@ ResidualStream TransformerLayer::decode_step(State& state, const ResidualStream&
   });
 }
 
-double TransformerLayer::forward_flops(std::int64_t num_tokens) const {
+double TransformerLayer::forward_flops(std::int64_t num_tokens, std::int64_t memory_tokens) const {
   return attention_.attention.forward_flops(num_tokens, num_tokens) +
-         (cross_attention_ ? cross_attention_->attention.forward_flops(num_tokens, num_tokens)
+         (cross_attention_ ? cross_attention_->attention.forward_flops(num_tokens, memory_tokens)
                            : 0) +
          (feed_forward_ ? static_cast<double>(num_tokens) * feed_forward_->flops() : 0);
 }

@@ -15,6 +15,10 @@
 
 #include "models/transformer/multi_head_attention.h"
 
+namespace birkhoff::configs {
+class Config;
+}
+
 namespace birkhoff {
 
 // One of a model's stacks of layers.
@@ -27,6 +31,8 @@ enum class StackRole {
 
 // What the names of the stack's parameters begin with, and its fields in `model`: "encoder." or "".
 std::string stack_prefix(StackRole role);
+// The tokens of the longest sequence that the stack takes. config must be resolved.
+std::int64_t longest_sequence(const configs::Config& config, StackRole role);
 
 struct AttentionSublayer {
   LayerNorm norm;  // before the attention, or after it and the addition (model.norm)
@@ -40,9 +46,10 @@ class TransformerLayer {
  public:
   // `config` describes the stack (stack_model() in stack.cpp). `number` counts its
   // layers from 0; it selects the attention entry (number modulo entries) and the noise.
-  // Error(kConfig).
+  // Sequences and memories have at most that many tokens. Error(kConfig).
   TransformerLayer(const configs::Model& config, StackRole role, std::int64_t number,
-                   std::int64_t sequence_length, Parameters& parameters);
+                   std::int64_t sequence_length, std::int64_t memory_length,
+                   Parameters& parameters);
 
   // With model.norm: pre, returns the last sublayer's output as `branch`, for the next norm to add.
   ResidualStream forward(const ResidualStream& stream, const SequenceContext& context,
@@ -55,7 +62,7 @@ class TransformerLayer {
   ResidualStream decode_step(State& state, const ResidualStream& stream,
                              const SequenceContext& context) const;
 
-  double forward_flops(std::int64_t num_tokens) const;
+  double forward_flops(std::int64_t num_tokens, std::int64_t memory_tokens) const;
   // Its self-attention, then its cross-attention if it has one.
   std::vector<const MultiHeadAttention*> attentions() const;
 

@@ -12,6 +12,7 @@
 #include "cluster/base/files/file.h"
 #include "cluster/base/logging/log.h"
 #include "cluster/base/text/plural.h"
+#include "configs/loader/check.h"
 #include "configs/loader/summary.h"
 #include "data/corpus/verify.h"
 #include "runtime/checkpoint/checkpoint.h"
@@ -272,9 +273,15 @@ std::string describe_checkpoint(const CheckpointFolder& checkpoint) {
        manifest.tokenizer().empty()
            ? "no tokenizer"
            : fmt::format("{}, {}", manifest.tokenizer(), counted(manifest.vocabulary(), "id")));
+  if (manifest.has_source_tokenizer()) {
+    line("sources      {}, {}", manifest.source_tokenizer().kind(),
+         counted(manifest.source_tokenizer().vocabulary(), "id"));
+  }
   if (manifest.class_name_size() > 0) line("labels       {}", classes_text(manifest.class_name()));
-  line("model        {}, sequences of {}", layers_text(config.model()),
-       counted(config.data().sequence_length(), "token"));
+  line(
+      "model        {}, sequences of {}{}", layers_text(config.model()),
+      counted(config.data().sequence_length(), "token"),
+      config.model().has_encoder() ? fmt::format(" and targets of {}", target_length(config)) : "");
   line("mechanism    {}", attention_text(config.model()));
   line("optimizer    {}", optimization_text(config.train()));
   // Names come last, so that long ones shift no other column.

@@ -44,6 +44,20 @@ void check_image_shape(const CheckpointManifest& manifest) {
             "image_shape is missing, and the task reads images");
 }
 
+// Of a model of pairs whose sources have another one than the targets.
+void check_source_tokenizer(const CheckpointManifest& manifest) {
+  if (!manifest.has_source_tokenizer()) return;
+  const auto& tokenizer = manifest.source_tokenizer();
+  check_range(tokenizer.vocabulary(), 1, "source_tokenizer.vocabulary");
+  reject_if(tokenizer.file().find('/') != std::string::npos,
+            "source_tokenizer.file '{}' is not a plain file name", tokenizer.file());
+  reject_if(
+      tokenizer.has_end_of_document() && (tokenizer.end_of_document() < 0 ||
+                                          tokenizer.end_of_document() >= tokenizer.vocabulary()),
+      "source_tokenizer.end_of_document is {}, not below the vocabulary of {}",
+      tokenizer.end_of_document(), tokenizer.vocabulary());
+}
+
 void check_header(const CheckpointManifest& manifest) {
   check_range(manifest.ranks(), 1, "ranks");
   check_range(manifest.step(), 0, "step");
@@ -64,6 +78,7 @@ void check_header(const CheckpointManifest& manifest) {
   reject_if(manifest.has_held_out_loss() && !std::isfinite(manifest.held_out_loss()),
             "held_out_loss is {}, not finite", manifest.held_out_loss());
   check_range(manifest.vocabulary(), 0, "vocabulary");
+  check_source_tokenizer(manifest);
   if (const std::string defect = class_names_defect(manifest.class_name()); !defect.empty())
     throw std::invalid_argument(defect);
   const int classes = class_count(manifest.config().task());

@@ -1,12 +1,8 @@
 // The list of tasks. Nothing else lists them.
 #include "runtime/tasks/task.h"
 
-#include <fmt/format.h>
-#include <fmt/ranges.h>
-
 #include <algorithm>
 #include <string>
-#include <vector>
 
 #include "cluster/base/error.h"
 #include "models/attention_paths.h"
@@ -21,6 +17,7 @@ struct Entry {
 
 constexpr Entry kTasks[] = {
     {configs::Task::kLanguageModel, make_language_model_task},
+    {configs::Task::kTranslation, make_translation_task},
     {configs::Task::kClassification, make_text_classification_task},
     {configs::Task::kPixelModel, make_pixel_model_task},
     {configs::Task::kImageClassification, make_image_classification_task},
@@ -40,12 +37,8 @@ std::unique_ptr<Task> make_task(const configs::Config& config) {
          name_of(kTasks[0].kind));
   }
   const auto* entry = std::ranges::find(kTasks, kind, &Entry::kind);
-  if (entry != std::end(kTasks)) return entry->make(config);
-  std::vector<std::string> names;
-  for (const Entry& task : kTasks) names.push_back(name_of(task.kind));
-  fail(ExitCode::kConfig,
-       "task.{0}: {0} is part of the schema but cannot be trained yet; tasks that can: {1}",
-       name_of(kind), fmt::join(names, ", "));
+  require(entry != std::end(kTasks), "each task of the schema is in the table");
+  return entry->make(config);
 }
 
 std::unique_ptr<Model> make_model(const configs::Config& config, std::int64_t vocabulary,
@@ -65,11 +58,16 @@ std::vector<std::string> slow_attention_paths(const configs::Config& config,
 }
 
 std::int64_t vocabulary_of(const configs::Config& config, const Corpus& corpus) {
-  return make_task(config)->own_vocabulary().value_or(corpus.vocabulary());
+  const std::unique_ptr<Task> task = make_task(config);
+  return task->own_vocabulary().value_or(
+      corpus.tokenizer_entry(task->target_stream()).vocabulary());
 }
 
 ModelInputs model_inputs(const configs::CheckpointManifest& manifest) {
   ModelInputs inputs{.vocabulary = manifest.vocabulary(),
+                     .source_vocabulary = manifest.has_source_tokenizer()
+                                              ? manifest.source_tokenizer().vocabulary()
+                                              : manifest.vocabulary(),
                      .class_names = {manifest.class_name().begin(), manifest.class_name().end()}};
   if (manifest.image_shape_size() == 3) {
     inputs.image = {manifest.image_shape(0), manifest.image_shape(1), manifest.image_shape(2)};

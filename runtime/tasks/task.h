@@ -33,6 +33,11 @@ class Task {
   virtual std::optional<std::int64_t> own_vocabulary() const { return std::nullopt; }
   // Whether the model reads the tokens of a text, and so needs a tokenizer.
   bool reads_text() const { return !own_vocabulary(); }
+  // The streams of the targets and sources of pairs, whose tokenizers may differ
+  // (Corpus::tokenizer_entry); empty: the task has no pairs, and its tokens are of the corpus'
+  // tokenizer.
+  virtual std::string target_stream() const { return ""; }
+  virtual std::string source_stream() const { return ""; }
 
   // Builds this rank's part of the model. Error(kConfig) if a value is invalid, or does not fit
   // `inputs`: the number of classes, the size of images. Error(kData) if there are no labels.
@@ -57,18 +62,19 @@ class Task {
   virtual std::unique_ptr<Targets> evaluation_targets(const Corpus& corpus,
                                                       const std::string& split,
                                                       std::int64_t num_samples) const = 0;
-  // A message that says how many samples of the split are cut to data.sequence_length; empty: none.
+  // A message that says how many samples of the split are cut to the model's lengths; empty: none.
   virtual std::string cut_texts(const Corpus&, const std::string& /*split*/) const { return ""; }
 };
 
 // The tasks of table.cpp, each in a file of its own.
 std::unique_ptr<Task> make_language_model_task(const configs::Config& config);
 std::unique_ptr<Task> make_text_classification_task(const configs::Config& config);
+std::unique_ptr<Task> make_translation_task(const configs::Config& config);
 std::unique_ptr<Task> make_pixel_model_task(const configs::Config& config);
 std::unique_ptr<Task> make_image_classification_task(const configs::Config& config);
 std::unique_ptr<Task> make_point_sets_task(const configs::Config& config);
 
-// The task of a resolved configuration. Error(kConfig) if it cannot be trained, or none is set.
+// The task of a resolved configuration. Error(kConfig) if none is set.
 std::unique_ptr<Task> make_task(const configs::Config& config);
 // The model of a resolved configuration with a vocabulary of that size and no corpus. Errors as
 // make_task() and Task::make_model().

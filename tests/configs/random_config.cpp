@@ -230,6 +230,9 @@ void make_consistent(configs::Config& config) {
     share_heads(*encoder.mutable_attention());
     share_heads(*encoder.mutable_cross_attention());
   }
+  if (config.task().has_translation()) {  // blocks would have to divide it
+    config.mutable_task()->mutable_translation()->clear_target_length();
+  }
 }
 
 }  // namespace birkhoff

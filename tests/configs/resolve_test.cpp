@@ -2,6 +2,7 @@
 #include <gmock/gmock.h>
 #include <google/protobuf/util/json_util.h>
 
+#include "configs/loader/check.h"
 #include "helpers.h"
 
 namespace birkhoff {
@@ -67,6 +68,53 @@ TEST(Resolve, TasksOfTwoSequencesHaveAnEncoder) {
               testing::HasSubstr("model.encoder.attention.0.group.0.mechanism.sinkhorn.block: "));
   EXPECT_THAT(config_error([&] { with("encoder { cross_attention { group { heads: 3 } } }"); }),
               testing::HasSubstr("model.encoder.cross_attention.0: its groups have 3 heads"));
+}
+
+// Blocks of the decoder divide targets; those of the encoder and of cross-attention, sources.
+TEST(Resolve, TargetsHaveALengthOfTheirOwn) {
+  const auto with = [](const std::string& task, const std::string& model) {
+    return parse_config(
+        "task { translation {" + task + "} } data { sequence_length: 64 } model { " + model + " }",
+        "text", {});
+  };
+  const std::string sinkhorn = "attention { group { mechanism { sinkhorn { block: 8 } } } }";
+  EXPECT_EQ(with("", "").task().translation().target_length(), 64);
+  const configs::Config config =
+      with("target_length: 24", sinkhorn + " encoder { " + sinkhorn + " }");
+  EXPECT_EQ(target_length(config), 24);
+  EXPECT_EQ(tokens_per_sample(config), 64 + 24);
+  EXPECT_EQ(config.model().attention(0).group(0).mechanism().sinkhorn().max_blocks(), 3);
+  EXPECT_EQ(config.model().encoder().attention(0).group(0).mechanism().sinkhorn().max_blocks(), 8);
+  EXPECT_TRUE(useless_values(config).empty());
+  EXPECT_EQ(target_length(parse("data { sequence_length: 48 }")), 48);
+  EXPECT_EQ(tokens_per_sample(parse("data { sequence_length: 48 }")), 48);
+  EXPECT_THAT(config_error([&] { with("target_length: 20", sinkhorn); }),
+              testing::HasSubstr("task.translation.target_length 20 is not a multiple"));
+  with("target_length: 20", "encoder { " + sinkhorn + " }");  // is accepted
+  EXPECT_THAT(config_error([&] {
+                with("target_length: 24",
+                     "attention { group { mechanism { sinkhorn { block: 8 max_blocks: 2 } } } }");
+              }),
+              testing::HasSubstr("(task.translation.target_length 24 / block 8)"));
+}
+
+TEST(Resolve, NoiseOfAttentionIsFoundWhereverItIs) {
+  const auto noisy = [](const std::string& model) {
+    return has_attention_noise(
+        parse_config("task { translation {} } model { dropout { residual: 0.1 embedding: 0.1 } " +
+                         model + " }",
+                     "text", {})
+            .model());
+  };
+  EXPECT_FALSE(noisy(""));
+  EXPECT_FALSE(noisy("attention { group { mechanism { sinkhorn { block: 8 } } } }"));
+  EXPECT_TRUE(noisy("attention { group { mechanism { dense { dropout: 0.1 } } } }"));
+  EXPECT_TRUE(
+      noisy("encoder { attention {} attention { group { mechanism { sinkhorn { block: 8 "
+            "gumbel_noise: true } } } } }"));
+  EXPECT_TRUE(noisy(
+      "encoder { cross_attention { group { mechanism { sortcut { blocks: 2 sinkhorn { block: 8 "
+      "gumbel_noise: true } } } } } }"));
 }
 
 TEST(Resolve, ChoicesAndDerivedValues) {

@@ -185,7 +185,7 @@ TEST(CrossAttention, InitialValuesFollowTheDepthOfTheirStack) {
   }
   // Each decoder layer: 2 T (self 4 C^2, cross 4 C^2, feed-forward 8 C^2), and the scores.
   const double T = 16, C = 64;
-  EXPECT_EQ(decoder.forward_flops(16),
+  EXPECT_EQ(decoder.forward_flops(16, 16),
             3 * (2 * T * 16 * C * C + 4 * C * (T * (T + 1) / 2) + 4 * C * T * T));
   EXPECT_EQ(encoder.forward_flops(16), 8 * (2 * T * 12 * C * C + 4 * C * T * T));
 }

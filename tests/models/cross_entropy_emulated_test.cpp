@@ -21,20 +21,23 @@ KernelDtype dtype_of(const at::Tensor& x) {
                                         : KernelDtype::kBFloat16;
 }
 
-at::Tensor emulate(const at::Tensor& logits_NV, const at::Tensor& targets_N,
-                   const at::Tensor& mask_N, int shared_limit) {
-  const at::Tensor losses_N = at::full({logits_NV.size(0)}, 77, at::kFloat);
+RowLosses emulate(const at::Tensor& logits_NV, const at::Tensor& targets_N,
+                  const at::Tensor& mask_N, int shared_limit, float label_smoothing = 0) {
+  const at::Tensor nats_N = at::full({logits_NV.size(0)}, 77, at::kFloat),
+                   losses_N = at::full({logits_NV.size(0)}, 77, at::kFloat);
   emulate_fused_cross_entropy(
       {.logits = logits_NV.mutable_data_ptr(),
        .dtype = dtype_of(logits_NV),
        .targets = targets_N.const_data_ptr<std::int64_t>(),
        .mask = mask_N.const_data_ptr<std::uint8_t>(),
+       .nats = nats_N.mutable_data_ptr<float>(),
        .losses = losses_N.mutable_data_ptr<float>(),
+       .label_smoothing = label_smoothing,
        .rows = logits_NV.size(0),
        .vocabulary = logits_NV.size(1),
        .vectors = logits_NV.size(1) * static_cast<std::int64_t>(logits_NV.itemsize()) % 16 == 0},
       shared_limit);
-  return losses_N;
+  return {nats_N, losses_N};
 }
 
 TEST(EmulatedCrossEntropy, IsAsExactAsTheReference) {
@@ -43,16 +46,21 @@ TEST(EmulatedCrossEntropy, IsAsExactAsTheReference) {
       const at::Tensor logits_NV = (test_values({5, vocabulary}, 1) * 20).to(dtype);
       const at::Tensor targets_N = (at::arange(5, at::kLong) * 7919).remainder(vocabulary);
       const at::Tensor mask_N = at::arange(5).ne(3).to(at::kByte);
-      at::Tensor exact_NV = logits_NV.to(at::kDouble), reference_NV = logits_NV.clone();
-      const at::Tensor exact_N = reference_cross_entropy_(exact_NV, targets_N, mask_N),
-                       reference_N = reference_cross_entropy_(reference_NV, targets_N, mask_N);
-      for (const int shared_limit : {kShared, kLittleShared}) {
-        const std::string what =
-            fmt::format("{} {}, shared {}", vocabulary, c10::toString(dtype), shared_limit);
-        const at::Tensor made_NV = logits_NV.clone();
-        const at::Tensor made_N = emulate(made_NV, targets_N, mask_N, shared_limit);
-        expect_as_exact(made_N, reference_N, exact_N, what + ", losses");
-        expect_as_exact(made_NV, reference_NV, exact_NV, what + ", gradients");
+      for (const float smoothing : {0.0F, 0.1F}) {
+        at::Tensor exact_NV = logits_NV.to(at::kDouble), reference_NV = logits_NV.clone();
+        const auto exact = reference_cross_entropy_(exact_NV, targets_N, mask_N, smoothing),
+                   reference = reference_cross_entropy_(reference_NV, targets_N, mask_N, smoothing);
+        for (const int shared_limit : {kShared, kLittleShared}) {
+          const std::string what = fmt::format("{} {}, smoothing {}, shared {}", vocabulary,
+                                               c10::toString(dtype), smoothing, shared_limit);
+          const at::Tensor made_NV = logits_NV.clone();
+          const RowLosses made = emulate(made_NV, targets_N, mask_N, shared_limit, smoothing);
+          expect_as_exact(made.nats_N, reference.nats_N, exact.nats_N, what + ", nats");
+          expect_as_exact(made_NV, reference_NV, exact_NV, what + ", gradients");
+          if (smoothing > 0) {
+            expect_as_exact(made.losses_N, reference.losses_N, exact.losses_N, what + ", losses");
+          }
+        }
       }
     }
   }
@@ -63,11 +71,14 @@ TEST(EmulatedCrossEntropy, ImpossibleTargetsAndWhatIsNoNumber) {
     at::Tensor logits_NV = test_values({3, vocabulary}, 2).to(at::kFloat);
     logits_NV[0][7] = std::numeric_limits<float>::quiet_NaN();
     logits_NV[1].slice(0, 3).fill_(-std::numeric_limits<float>::infinity());
-    const at::Tensor losses_N =
+    const auto [nats_N, losses_N] =
         emulate(logits_NV, at::tensor({1, 2, static_cast<int>(vocabulary)}, at::kLong),
-                at::ones({3}, at::kByte), kShared);
+                at::ones({3}, at::kByte), kShared, 0.1F);
+    EXPECT_TRUE(std::isnan(nats_N[0].item<float>()));
+    EXPECT_FALSE(std::isnan(nats_N[1].item<float>()));
+    EXPECT_TRUE(std::isnan(nats_N[2].item<float>()));
     EXPECT_TRUE(std::isnan(losses_N[0].item<float>()));
-    EXPECT_FALSE(std::isnan(losses_N[1].item<float>()));
+    EXPECT_TRUE(std::isinf(losses_N[1].item<float>()));  // some ids have no probability
     EXPECT_TRUE(std::isnan(losses_N[2].item<float>()));
   }
 }

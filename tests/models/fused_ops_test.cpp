@@ -21,28 +21,33 @@ double difference(const at::Tensor& a, const at::Tensor& b) {
 
 TEST(FusedCrossEntropy, EqualsTheObjectiveAndItsGradient) {
   const std::int64_t rows = 12, vocabulary = 7;
-  at::Tensor logits_BTV = test_values({3, 4, vocabulary}, 2) * 3;
+  const at::Tensor logits_BTV = test_values({3, 4, vocabulary}, 2) * 3;
   const at::Tensor targets_BT =
       at::arange(rows, at::kLong).mul(5).remainder(vocabulary).view({3, 4});
   const at::Tensor mask_BT = at::arange(rows).remainder(4).ne(1).to(at::kByte).view({3, 4});
-  at::Tensor fused_NV = logits_BTV.clone().view({rows, vocabulary});
-  logits_BTV.requires_grad_(true);
-  const LossSums sums = cross_entropy_sums(logits_BTV, targets_BT, mask_BT);
-  sums.loss.backward();
+  for (const double smoothing : {0.0, 0.1, 0.75}) {
+    at::Tensor fused_NV = logits_BTV.detach().clone().view({rows, vocabulary});
+    at::Tensor leaf_BTV = logits_BTV.clone().requires_grad_(true);
+    const LossSums sums = cross_entropy_sums(leaf_BTV, targets_BT, mask_BT, smoothing);
+    sums.loss.backward();
 
-  const at::Tensor losses_N =
-      fused_cross_entropy_(fused_NV, targets_BT.view({-1}), mask_BT.view({-1}));
-  EXPECT_NEAR(losses_N.sum().item<double>(), sums.loss.item<double>(), 1e-12);
-  EXPECT_LT(difference(fused_NV, logits_BTV.grad().view({rows, vocabulary})), 1e-14);
-  EXPECT_EQ(losses_N[1].item<double>(), 0);  // masked
-  EXPECT_EQ(fused_NV[1].abs().max().item<double>(), 0);
+    const auto [nats_N, losses_N] =
+        fused_cross_entropy_(fused_NV, targets_BT.view({-1}), mask_BT.view({-1}), smoothing);
+    EXPECT_NEAR(losses_N.sum().item<double>(), sums.loss.item<double>(), 1e-12);
+    EXPECT_NEAR(nats_N.sum().item<double>(), sums.nats.item<double>(), 1e-12);
+    EXPECT_LT(difference(fused_NV, leaf_BTV.grad().view({rows, vocabulary})), 1e-14);
+    EXPECT_EQ(losses_N[1].item<double>(), 0);  // masked
+    EXPECT_EQ(nats_N[1].item<double>(), 0);
+    EXPECT_EQ(fused_NV[1].abs().max().item<double>(), 0);
+  }
 }
 
 // Rows that do not count may have any target.
 TEST(FusedCrossEntropy, NeverReadsMaskedTargets) {
   const at::Tensor logits_NV = at::zeros({2, 4}, at::kDouble);
   const at::Tensor losses_N = fused_cross_entropy_(logits_NV, at::tensor({3, -77}, at::kLong),
-                                                   at::tensor({1, 0}, at::kByte));
+                                                   at::tensor({1, 0}, at::kByte))
+                                  .nats_N;
   EXPECT_NEAR(losses_N[0].item<double>(), std::log(4.0), 1e-15);
   EXPECT_EQ(losses_N[1].item<double>(), 0);
 }

@@ -25,14 +25,17 @@ Rows make_rows(std::int64_t rows, std::int64_t vocabulary, at::ScalarType dtype)
 }
 
 // `logits`: the kernel's copy of the logits, so that rows can be at odd addresses.
-void check_cross_entropy(const Rows& rows, at::Tensor logits, const std::string& what) {
+void check_cross_entropy(const Rows& rows, at::Tensor logits, const std::string& what,
+                         double label_smoothing = 0) {
   at::Tensor exact_NV = rows.logits_NV.to(at::kDouble), reference_NV = rows.logits_NV.clone();
-  const at::Tensor exact_N = reference_cross_entropy_(exact_NV, rows.targets_N, rows.mask_N);
-  const at::Tensor reference_N =
-      reference_cross_entropy_(reference_NV, rows.targets_N, rows.mask_N);
-  const at::Tensor kernel_N =
-      fused_cross_entropy_(logits, rows.targets_N.cuda(), rows.mask_N.cuda());
-  expect_as_exact(kernel_N, reference_N, exact_N, what + ", losses");
+  const RowLosses exact =
+      reference_cross_entropy_(exact_NV, rows.targets_N, rows.mask_N, label_smoothing);
+  const RowLosses reference =
+      reference_cross_entropy_(reference_NV, rows.targets_N, rows.mask_N, label_smoothing);
+  const RowLosses kernel =
+      fused_cross_entropy_(logits, rows.targets_N.cuda(), rows.mask_N.cuda(), label_smoothing);
+  expect_as_exact(kernel.nats_N, reference.nats_N, exact.nats_N, what + ", nats");
+  expect_as_exact(kernel.losses_N, reference.losses_N, exact.losses_N, what + ", losses");
   expect_as_exact(logits, reference_NV, exact_NV, what + ", gradients");
 }
 
@@ -46,6 +49,7 @@ void check_cross_entropy(std::int64_t num_rows, std::int64_t vocabulary) {
     const at::Tensor again = rows.logits_NV.cuda();
     fused_cross_entropy_(again, rows.targets_N.cuda(), rows.mask_N.cuda());
     expect_same_bits(again, logits, what + ", a second time");
+    check_cross_entropy(rows, rows.logits_NV.cuda(), what + ", smoothed", 0.1);
   }
 }
 
@@ -88,7 +92,7 @@ TEST(CrossEntropyKernel, SmallExtremeLogits) {
   const at::Tensor targets_N = rows.targets_N.clone();
   targets_N[5] = 40;  // no such token
   const at::Tensor losses_N =
-      fused_cross_entropy_(poisoned, targets_N.cuda(), rows.mask_N.cuda()).cpu();
+      fused_cross_entropy_(poisoned, targets_N.cuda(), rows.mask_N.cuda()).nats_N.cpu();
   EXPECT_FALSE(at::isnan(losses_N.narrow(0, 0, 4)).any().item<bool>());
   EXPECT_TRUE(at::isnan(losses_N.narrow(0, 4, 2)).all().item<bool>());
 }

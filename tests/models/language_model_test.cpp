@@ -390,9 +390,6 @@ TEST(LanguageModel, BadConfigurationsNameTheField) {
               }),
               HasSubstr("sink: not supported by this mechanism"));
   EXPECT_THAT(refused([](auto& c) { c.mutable_task()->Clear(); }), HasSubstr("no task is set"));
-  EXPECT_THAT(refused([](auto& c) { c.mutable_task()->mutable_translation(); }),
-              HasSubstr("task.translation: translation is part of the schema but cannot be trained "
-                        "yet; tasks that can: language_model, classification"));
 }
 
 TEST(Sinusoid, ValuesOfTheLayout) {

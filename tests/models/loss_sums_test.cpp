@@ -54,6 +54,31 @@ TEST(LossSums, EqualsTheDefinitionInDoublePrecision) {
   EXPECT_LT((c.logits_BTV.grad() - gradient_BTV).abs().max().item<double>(), 1e-12);
 }
 
+// -log p averaged over the smoothed targets, in plain arithmetic and by its autograd.
+TEST(LossSums, LabelSmoothingIsInTheLossAndNotInTheNats) {
+  for (const double smoothing : {0.1, 0.5}) {
+    const Case c = make_case(at::kDouble), plain = make_case(at::kDouble);
+    const LossSums sums = cross_entropy_sums(c.logits_BTV, c.targets_BT, c.mask_BT, smoothing);
+    at::Tensor unused;
+    EXPECT_NEAR(sums.nats.item<double>(), expected_nats(c, &unused), 1e-12);
+    at::Tensor expected = at::zeros({}, at::kDouble);
+    for (int b = 0; b < 2; ++b) {
+      for (int t = 0; t < 3; ++t) {
+        if (plain.mask_BT[b][t].item<int>() == 0) continue;
+        const at::Tensor p_V = plain.logits_BTV[b][t].softmax(-1);
+        for (int v = 0; v < 5; ++v) {
+          const bool is_target = v == plain.targets_BT[b][t].item<std::int64_t>();
+          expected = expected - p_V[v].log() * (smoothing / 5 + (is_target ? 1 - smoothing : 0));
+        }
+      }
+    }
+    EXPECT_NEAR(sums.loss.item<double>(), expected.item<double>(), 1e-12);
+    sums.loss.backward();
+    expected.backward();
+    EXPECT_LT((c.logits_BTV.grad() - plain.logits_BTV.grad()).abs().max().item<double>(), 1e-12);
+  }
+}
+
 TEST(LossSums, SinglePrecisionIsCloseAndSumsAreDouble) {
   const Case c = make_case(at::kFloat);
   at::Tensor gradient_BTV;

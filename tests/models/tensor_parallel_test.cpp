@@ -63,6 +63,17 @@ Batch images(std::int64_t rows, std::int64_t columns) {
   return batch;
 }
 
+// Sources of up to 13 tokens and targets of up to 10.
+Batch pairs() {
+  Batch batch = make_batch(3, 13, 21);
+  batch.fields["lengths"] = at::tensor({13, 1, 8}, at::kLong);
+  batch.fields["previous"] = test_ids(3, 10, 23);
+  batch.fields["targets"] = test_ids(3, 10, 24);
+  batch.fields["mask"] =
+      at::arange(10).unsqueeze(0).lt(at::tensor({10, 4, 1}, at::kLong).unsqueeze(1)).to(at::kByte);
+  return batch;
+}
+
 void expect_near(const at::Tensor& actual, const at::Tensor& expected, double tolerance,
                  const std::string& what) {
   ASSERT_EQ(actual.sizes(), expected.sizes()) << what;
@@ -144,6 +155,35 @@ TEST_P(EachMechanism, ComputesTheSameOnImages) {
   problem.model = attention(each.config.ShortDebugString()) + kDropout +
                   "positions: " + (each.causal ? "image_axes" : "learned") + " bias: true";
   expect_equal_to_one_rank(problem, 2, 1e-10);
+}
+
+// On the side of a model of pairs where it may be, and as cross-attention.
+TEST_P(EachMechanism, ComputesTheSameOnPairs) {
+  const test::MechanismCase& each = GetParam();
+  const MechanismTraits traits = test::Built(each.config, each.causal, at::kDouble).traits;
+  const std::string mechanism = attention(each.config.ShortDebugString());
+  Problem problem{.task = "translation {}",
+                  .model = each.causal ? mechanism : "encoder { " + mechanism + " }",
+                  .batch = pairs()};
+  problem.model += kDropout + "bias: true";
+  expect_equal_to_one_rank(problem, 2, 1e-10);
+  if (each.causal || !traits.supports_cross_attention) return;
+  problem.model = "encoder { cross_" + mechanism + " }" + kDropout + "bias: true";
+  expect_equal_to_one_rank(problem, 2, 1e-10);
+}
+
+TEST(TensorParallel, OfPairsWithOneTableOrThree) {
+  for (const char* tables :
+       {"tie_embeddings: false", "encoder { share_embedding: true }",
+        "embedding_channels: 6 norm: post encoder { share_embedding: true }"}) {
+    for (const int ranks : {2, 4}) {
+      expect_equal_to_one_rank({.task = "translation { label_smoothing: 0.3 target_length: 12 }",
+                                .model = tables + kDropout,
+                                .settings = {"train.recompute=true"},
+                                .batch = pairs()},
+                               ranks, 1e-10);
+    }
+  }
 }
 
 TEST(TensorParallel, OfImagesWithAClassToken) {

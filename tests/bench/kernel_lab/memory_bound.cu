@@ -54,10 +54,16 @@ void cross_entropy(Lab& lab, std::int64_t rows, std::int64_t vocabulary) {
   const Float losses(rows), exact_losses(rows), exact(rows * vocabulary);
   solve_cross_entropy(given, targets, vocabulary, exact_losses, rounded);
   solve_cross_entropy(given, targets, vocabulary, exact_losses, exact);
-  const FusedCrossEntropyParams params{logits.get(),  KernelDtype::kBFloat16,
-                                       targets.get(), mask.get(),
-                                       losses.get(),  rows,
-                                       vocabulary,    true};
+  const FusedCrossEntropyParams params{logits.get(),
+                                       KernelDtype::kBFloat16,
+                                       targets.get(),
+                                       mask.get(),
+                                       losses.get(),
+                                       nullptr,
+                                       0,
+                                       rows,
+                                       vocabulary,
+                                       true};
   // The kernel overwrites the logits: the check restores them before each launch, and repeated
   // launches take their own results.
   const auto restore = [=] {

@@ -346,5 +346,49 @@ TEST_F(TargetCountsTest, TextThatIsMissingIsAnError) {
                {"unknown_text", "rows"});
 }
 
+// Of pairs only the targets count, and of long ones only what is predicted.
+TEST(PairTargets, AreTheTextOfTargets) {
+  const TemporaryFolder folder;
+  const std::vector<std::string> sources = {"one two three", "four", "five six"};
+  const std::vector<std::string> targets = {"eins zwei", "vier", "f\xc3\xbcnf sechs!"};
+  prepare_corpus(pair_options(folder, sources, targets));
+  const Corpus corpus(folder / "corpus");
+  const PairOptions all{.source_length = 99, .target_length = 99};
+  const TargetCounts counts = count_pair_targets(corpus, all, 3);
+  EXPECT_EQ(counts.tokens, 9 + 4 + 12 + 3);  // and end marks
+  EXPECT_EQ(counts.bytes, 9 + 4 + 12);
+  EXPECT_EQ(counts.words, 2 + 1 + 2);
+  EXPECT_EQ(counts.unknown_tokens, 0);
+  EXPECT_NEAR(*counts.bits_per_byte(25 * std::numbers::ln2), 1, 1e-12);
+  const TargetCounts two = count_pair_targets(corpus, all, 2);
+  EXPECT_EQ(two.tokens, 9 + 4 + 2);
+  EXPECT_EQ(two.bytes, 9 + 4);
+  const TargetCounts cut = count_pair_targets(corpus, {.source_length = 2, .target_length = 5}, 3);
+  EXPECT_EQ(cut.tokens, 5 + 5 + 5);
+  EXPECT_EQ(cut.bytes, 5 + 4 + 5);
+  EXPECT_EQ(cut.words, 2 + 1 + 1);
+}
+
+// The text of unknown tokens follows the targets, also those that are cut.
+TEST(PairTargets, UnknownWordsCostTheirText) {
+  const TemporaryFolder folder;
+  PrepareOptions options =
+      pair_options(folder, {"a b", "b a"}, {"known word known", "word known word"}, "words");
+  write_text(folder / "v.source", "a\nb\n");
+  write_text(folder / "v.target", "known unseenA word\nsecond known\n");
+  options.valid_paths = {folder / "v.source"};
+  options.valid_target_paths = {folder / "v.target"};
+  prepare_corpus(options);
+  const Corpus corpus(folder / "corpus");
+  const auto counts = [&](std::int64_t length) {
+    return count_pair_targets(corpus,
+                              {.split = "valid", .source_length = 9, .target_length = length}, 2);
+  };
+  EXPECT_EQ(counts(99).unknown_tokens, 2);
+  EXPECT_EQ(counts(99).unknown_bytes, 7 + 6);
+  EXPECT_EQ(counts(1).unknown_tokens, 1);
+  EXPECT_EQ(counts(1).unknown_bytes, 6);  // "second"
+}
+
 }  // namespace
 }  // namespace birkhoff
