@@ -95,8 +95,8 @@ TEST_F(Decoding, GreedyTextsAreThoseOfSample) {
                                  texts = lines_of(greedy);
   ASSERT_EQ(texts.size(), prompts.size());
   for (const std::size_t i : {0u, 3u, 7u, 11u}) {
-    const std::string sample =
-        out_of({"sample", "lines_run", "--prompt", prompts[i], "--tokens", "10", "--temperature", "0"});
+    const std::string sample = out_of(
+        {"sample", "lines_run", "--prompt", prompts[i], "--tokens", "10", "--temperature", "0"});
     std::string escaped;
     for (const char c : sample.substr(prompts[i].size()))
       escaped += c == '\n' ? "\\n" : std::string(1, c);

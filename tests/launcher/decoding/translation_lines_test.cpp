@@ -54,8 +54,8 @@ class TranslationLines : public ProgramTest {
 };
 
 TEST_F(TranslationLines, ExactMatchOfASplitIsThatOfItsTexts) {
-  const std::vector<std::string> command = {"generate", "run", "--split", "test", "--out",
-                                            "texts", "--score", "exact_match"};
+  const std::vector<std::string> command = {"generate", "run",   "--split", "test",
+                                            "--out",    "texts", "--score", "exact_match"};
   const std::string table = out_of(command);
   const std::vector<std::string> texts = rows_of(read_bytes("texts"));
   ASSERT_EQ(texts.size(), 60u);
@@ -98,9 +98,8 @@ TEST_F(TranslationLines, LinesOfAFileAreTranslated) {
 }
 
 TEST_F(TranslationLines, BleuOfASplitIsThatOfTheBleuCommand) {
-  const std::string of_split = out_of(
-      {"generate", "run", "--split", "test", "--out", "texts", "--score", "bleu", "--tokenize",
-       "none"});
+  const std::string of_split = out_of({"generate", "run", "--split", "test", "--out", "texts",
+                                       "--score", "bleu", "--tokenize", "none"});
   std::string references;
   const std::string sources = out_of({"generate", "run", "--split", "test", "--beam", "1"});
   EXPECT_EQ(rows_of(sources).size(), 60u);

@@ -3,6 +3,7 @@
 //
 // Legend: B batch, S tokens of a source, T tokens of a target, V vocabulary.
 #include <ATen/ATen.h>
+#include <c10/core/GradMode.h>
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -28,7 +29,7 @@ std::unique_ptr<Model> make_pair_model() {
       "test", {});
   std::unique_ptr<Model> model = make_task(config)->make_model(
       {.vocabulary = kVocabulary, .source_vocabulary = kVocabulary, .class_names = {}}, at::kCPU);
-  const at::NoGradGuard no_gradients;
+  const c10::AutoGradMode no_gradients(false);
   // So that probabilities differ much.
   for (const Parameter& parameter : model->parameters().list()) parameter.value.mul_(4);
   return model;
@@ -59,7 +60,7 @@ double log_probability(TranslationModel& model, const Ids& source, const Ids& ta
   Ids previous = {kEnd};
   previous.insert(previous.end(), target.begin(), target.end() - 1);
   batch.fields["previous"] = at::tensor(previous, at::kLong).unsqueeze(0);
-  const at::NoGradGuard no_gradients;
+  const c10::AutoGradMode no_gradients(false);
   const at::Tensor log_p_TV = at::log_softmax(model.logits(batch, std::nullopt)[0], 1);
   double sum = 0;
   for (std::size_t t = 0; t < target.size(); ++t)
@@ -100,8 +101,8 @@ TEST(TranslationSearch, FindsTheBestOfAllTargetsForEachSourceOfABatch) {
     const SearchOptions narrow{.beam = 2, .length_penalty = 0.6, .end_mark = kEnd};
     const FoundSequence alone = find_sequences(model, model.decode_cache(sources_of({sources[i]})),
                                                {starts[i]}, narrow)[0],
-                        together = find_sequences(
-                            model, model.decode_cache(sources_of(sources)), starts, narrow)[i];
+                        together = find_sequences(model, model.decode_cache(sources_of(sources)),
+                                                  starts, narrow)[i];
     EXPECT_EQ(alone.ids, together.ids);
     EXPECT_NEAR(alone.log_probability, log_probability(model, sources[i], alone.ids), 1e-10);
     EXPECT_NEAR(together.log_probability, alone.log_probability, 1e-10);
