@@ -124,6 +124,9 @@ int sample_command(const SampleArguments& arguments, std::ostream& out, std::ost
 struct GenerateArguments {
   std::string path, device = "cpu";
   std::string input = "-", output = "-";  // files of lines; "-": standard input and output
+  // Instead of an input: a split of a corpus of pairs (empty: the one that the model was trained
+  // on), and the score to print: "bleu" or "exact_match"; empty: none.
+  std::string split, corpus, score, tokenize = "13a";
   std::int64_t beam = 4;
   double length_penalty = 0.6, length_offset = 5;
   std::optional<double> temperature;  // set: sample instead of searching

@@ -99,7 +99,9 @@ int sample_command(const SampleArguments& arguments, std::ostream& out, std::ost
     err << "birkhoff: warning: " << warning << '\n';
   Decoder* model = loaded->decoder();
   if (model == nullptr) {
-    fail(ExitCode::kUsage, "{}: a model of this task generates no text", arguments.path);
+    const char* const cure =
+        loaded->source_decoder() == nullptr ? "" : "; translate lines with `birkhoff generate`";
+    fail(ExitCode::kUsage, "{}: a model of this task generates no text{}", arguments.path, cure);
   }
   if (const std::int64_t unread = unread_prompt_ids(*model, prompt_ids); unread > 0) {
     err << "birkhoff: warning: the first " << unread << " of the prompt's " << prompt_ids.size()

@@ -9,7 +9,8 @@ void CommandLine::add_generate() {
       app_, "generate", "Generate a text for each line of a file, by beam search or sampling",
       "  birkhoff generate run/first --input prompts.txt --out texts.txt --max-tokens 50\n"
       "  birkhoff generate run/first --input prompts.txt --temperature 0.8 --top-p 0.95 --json\n"
-      "  birkhoff generate run/first --input prompts.txt --beam 1 --ranks 2");
+      "  birkhoff generate run/en-de --input test.en --out test.de --ranks 2\n"
+      "  birkhoff generate run/en-de --split test --score bleu");
   c->add_option("PATH", generate_.path, "run folder (its newest checkpoint) or checkpoint")
       ->required();
   c->add_option("--input", generate_.input, "file with a prompt on each line; - for standard input")
@@ -41,7 +42,8 @@ void CommandLine::add_generate() {
              "the same seed gives the same texts")
       ->needs(temperature);
   add_number(c, "--max-tokens", generate_.max_tokens, 1, 10'000'000,
-             "maximum number of tokens of a text; default: 200");
+             "maximum number of tokens of a text; default: 50 more than the source has; after a "
+             "prompt, 200");
   add_number(c, "--batch", generate_.batch, 1, 65536, "maximum number of lines at a time");
   c->add_flag("--json", generate_.json, "print one JSON object per line (see docs/decoding.md)");
   add_device(c, generate_.device);

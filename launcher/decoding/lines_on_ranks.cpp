@@ -89,6 +89,12 @@ std::vector<std::string> compute_on_ranks(
   return results;
 }
 
+void check_on_rank_0_first(ProcessGroup& world, const std::function<void()>& check) {
+  if (world.rank() == 0) check();
+  world.barrier("rank 0 found no error");
+  if (world.rank() != 0) check();
+}
+
 std::int64_t transform_lines(
     const std::string& path, ProcessGroup& world,
     const std::function<void(const std::string& text)>& print,

@@ -34,6 +34,10 @@ std::vector<std::string> compute_on_ranks(
     const std::function<std::vector<std::string>(const std::vector<std::size_t>&)>& compute,
     const std::function<void(std::int64_t)>& done);
 
+// Calls `check` on rank 0, and then on the others: an error ends the ranks before they report it
+// again. Collective over world.
+void check_on_rank_0_first(ProcessGroup& world, const std::function<void()>& check);
+
 // Reads the lines of a file (launcher/commands/text_input.h) on rank 0, a few thousand at a time,
 // and gives them to `transform` on all ranks, which returns a result for each. Before it reads
 // more, rank 0 passes the results to `print`, with line feeds. Returns the number of lines.

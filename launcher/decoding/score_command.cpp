@@ -130,11 +130,13 @@ void score_lines(const ScoreArguments& arguments, ProcessGroup& world, at::Devic
   const auto score_round = [&](const std::vector<TextLine>& lines) {
     std::vector<Text> texts;
     std::vector<std::int64_t> lengths;
-    for (const TextLine& line : lines) {
-      texts.push_back(reader.read(line));
-      lengths.push_back(std::ssize(texts.back().tokens.ids));
-      num_cut += texts.back().num_cut > 0;
-    }
+    check_on_rank_0_first(world, [&] {
+      for (const TextLine& line : lines) {
+        texts.push_back(reader.read(line));
+        lengths.push_back(std::ssize(texts.back().tokens.ids));
+        num_cut += texts.back().num_cut > 0;
+      }
+    });
     const Batches batches =
         batches_by_length(lengths, kMaxBatchRows, kMaxBatchLogits / manifest.vocabulary());
     const auto score_batch = [&](const std::vector<std::size_t>& batch) {

@@ -150,4 +150,12 @@ std::unique_ptr<Tokenizer> tokenizer_of(const CheckpointFolder& checkpoint) {
   return load_tokenizer(manifest.tokenizer(), file, manifest.vocabulary());
 }
 
+std::unique_ptr<Tokenizer> source_tokenizer_of(const CheckpointFolder& checkpoint) {
+  if (!checkpoint.manifest.has_source_tokenizer()) return tokenizer_of(checkpoint);
+  const auto& tokenizer = checkpoint.manifest.source_tokenizer();
+  const std::filesystem::path file =
+      tokenizer.file().empty() ? std::filesystem::path() : checkpoint.path / tokenizer.file();
+  return load_tokenizer(tokenizer.kind(), file, tokenizer.vocabulary());
+}
+
 }  // namespace birkhoff

@@ -54,5 +54,7 @@ at::Device device_named(const std::string& name, int local_rank = 0);
 
 // The tokenizer in a checkpoint.
 std::unique_ptr<Tokenizer> tokenizer_of(const CheckpointFolder& checkpoint);
+// That of the sources of a model of pairs, which may be the same.
+std::unique_ptr<Tokenizer> source_tokenizer_of(const CheckpointFolder& checkpoint);
 
 }  // namespace birkhoff

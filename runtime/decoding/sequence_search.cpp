@@ -146,7 +146,7 @@ void check_search(const SearchOptions& options) {
   }
 }
 
-std::vector<FoundSequence> find_sequences(Decoder& model, std::unique_ptr<DecodeCache> cache,
+std::vector<FoundSequence> find_sequences(StepDecoder& model, std::unique_ptr<DecodeCache> cache,
                                           const std::vector<SearchStart>& starts,
                                           const SearchOptions& options) {
   check_search(options);

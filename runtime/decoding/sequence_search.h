@@ -62,7 +62,7 @@ struct SearchStart {
 // without their last ids, which have equal lengths, or the encoded sources. Error(kInternal) if a
 // source asks for more ids than the cache has space for. Error(kNumerical) if log-probabilities are
 // not finite numbers.
-std::vector<FoundSequence> find_sequences(Decoder& model, std::unique_ptr<DecodeCache> cache,
+std::vector<FoundSequence> find_sequences(StepDecoder& model, std::unique_ptr<DecodeCache> cache,
                                           const std::vector<SearchStart>& starts,
                                           const SearchOptions& options);
 

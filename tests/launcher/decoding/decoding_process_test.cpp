@@ -31,12 +31,15 @@ std::vector<json> objects_of(const std::string& text) {
   return objects;
 }
 
-// `run` has the checkpoints of steps 2 and 4, of a model of characters with an end mark.
+// `lines_run` has the checkpoints of steps 2 and 4, of a model of characters; each line of
+// text/one.txt is a document, with an end mark.
 class Decoding : public ProgramTest {
  protected:
   static void SetUpTestSuite() {
     make_folder("birkhoff_decoding");
     make_good_input(fs::current_path());
+    out_of({"prepare", "--out", "lines", "--lines", "--tokenizer", "chars", "text/one.txt"});
+    out_of({"train", "good.txtpb", "--run", "lines_run", "--set", "data.corpus=lines"});
     // Words of text/one.txt, of different lengths, and an empty line.
     std::istringstream words(read_bytes("text/one.txt"));
     std::string prompts, word, so_far;
@@ -59,7 +62,7 @@ class Decoding : public ProgramTest {
     std::string input;
     for (const json& line : lines) input += line.dump() + "\n";
     write_bytes("texts.jsonl", input);
-    std::vector<std::string> arguments = {"score", "run", "--input", "texts.jsonl"};
+    std::vector<std::string> arguments = {"score", "lines_run", "--input", "texts.jsonl"};
     arguments.insert(arguments.end(), more.begin(), more.end());
     return objects_of(out_of(arguments));
   }
@@ -69,7 +72,7 @@ TEST_F(Decoding, TextsDoNotDependOnBatchesRanksOrTheWayLinesCome) {
   for (const std::vector<std::string>& how :
        {std::vector<std::string>{"--beam", "3"}, std::vector<std::string>{"--temperature", "1"}}) {
     const std::string texts = generated(how);
-    EXPECT_EQ(lines_of(texts).size(), 25u);
+    ASSERT_EQ(lines_of(texts).size(), 25u);
     auto with = [&](std::vector<std::string> more) {
       more.insert(more.end(), how.begin(), how.end());
       return more;
@@ -78,7 +81,7 @@ TEST_F(Decoding, TextsDoNotDependOnBatchesRanksOrTheWayLinesCome) {
     EXPECT_EQ(generated(with({"--ranks", "2"})), texts);
     EXPECT_EQ(generated(with({"--out", "texts.txt"})), "");
     EXPECT_EQ(read_bytes("texts.txt"), texts);
-    Command piped{.line = birkhoff_line(with({"generate", "run", "--max-tokens", "10"}))};
+    Command piped{.line = birkhoff_line(with({"generate", "lines_run", "--max-tokens", "10"}))};
     piped.input = "prompts.txt";
     EXPECT_EQ(run_child(piped).out, texts);
   }
@@ -90,9 +93,10 @@ TEST_F(Decoding, GreedyTextsAreThoseOfSample) {
   EXPECT_EQ(generated({"--temperature", "0"}), greedy);
   const std::vector<std::string> prompts = lines_of(read_bytes("prompts.txt")),
                                  texts = lines_of(greedy);
+  ASSERT_EQ(texts.size(), prompts.size());
   for (const std::size_t i : {0u, 3u, 7u, 11u}) {
-    const std::string sample =
-        out_of({"sample", "run", "--prompt", prompts[i], "--tokens", "10", "--temperature", "0"});
+    const std::string sample = out_of(
+        {"sample", "lines_run", "--prompt", prompts[i], "--tokens", "10", "--temperature", "0"});
     std::string escaped;
     for (const char c : sample.substr(prompts[i].size()))
       escaped += c == '\n' ? "\\n" : std::string(1, c);
@@ -152,7 +156,7 @@ TEST_F(Decoding, OfLongTextsTheEndIsScoredAndThePartIsNamed) {
   const std::string text = read_bytes("text/one.txt").substr(0, 100);
   write_bytes("long.jsonl", json({{"text", text}}).dump() + "\n" +
                                 json({{"context", text}, {"continuation", "ab"}}).dump() + "\n");
-  const Finished finished = birkhoff({"score", "run", "--input", "long.jsonl"});
+  const Finished finished = birkhoff({"score", "lines_run", "--input", "long.jsonl"});
   ASSERT_EQ(finished.code, 0) << finished.err;
   EXPECT_THAT(finished.err, HasSubstr("2 texts only the end is read"));
   const std::vector<json> scores = objects_of(finished.out);
@@ -168,17 +172,17 @@ TEST_F(Decoding, OfLongTextsTheEndIsScoredAndThePartIsNamed) {
 TEST_F(Decoding, PromptsAreCutWithAWarning) {
   write_bytes("long.txt", read_bytes("text/one.txt").substr(0, 60) + "\nshort\n");
   const Finished finished =
-      birkhoff({"generate", "run", "--input", "long.txt", "--max-tokens", "20"});
+      birkhoff({"generate", "lines_run", "--input", "long.txt", "--max-tokens", "20"});
   ASSERT_EQ(finished.code, 0) << finished.err;
   EXPECT_EQ(lines_of(finished.out).size(), 2u);
   EXPECT_THAT(finished.err, HasSubstr("of 1 prompt only the end is read"));
 }
 
 TEST_F(Decoding, MeanOfCheckpointsIsReadLikeARun) {
-  EXPECT_THAT(out_of({"average", "run", "--last", "2", "--out", "mean"}),
+  EXPECT_THAT(out_of({"average", "lines_run", "--last", "2", "--out", "mean"}),
               HasSubstr("mean/checkpoints/step-00000004: the mean of 2 checkpoints, steps 2 to 4"));
   const json of_mean = json::parse(out_of({"eval", "mean", "--json"})),
-             of_run = json::parse(out_of({"eval", "run", "--json"}));
+             of_run = json::parse(out_of({"eval", "lines_run", "--json"}));
   EXPECT_NE(of_mean["loss"], of_run["loss"]);
   EXPECT_EQ(of_mean["tokens"], of_run["tokens"]);
   EXPECT_EQ(lines_of(out_of({"generate", "mean", "--input", "prompts.txt"})).size(), 25u);
@@ -186,7 +190,7 @@ TEST_F(Decoding, MeanOfCheckpointsIsReadLikeARun) {
   EXPECT_THAT(out_of({"verify", "mean"}), HasSubstr("ok"));
   // It has no optimizer state.
   expect_refused({"train", "good.txtpb", "--run", "mean"}, ExitCode::kUsage, "mean");
-  expect_refused({"average", "run", "--last", "2", "--out", "mean"}, ExitCode::kUsage,
+  expect_refused({"average", "lines_run", "--last", "2", "--out", "mean"}, ExitCode::kUsage,
                  "not an empty folder");
 }
 
