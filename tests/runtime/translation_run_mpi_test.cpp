@@ -40,6 +40,7 @@ class TranslationRunMpi : public TrainRunMpi {
   }
 };
 
+// Batches are narrower than data.sequence_length, and of several widths.
 TEST_F(TranslationRunMpi, MeshesAndStagesOfZeroTrainAlike) {
   EXPECT_EQ(train(pair_config(8), "data"), Outcome::kDone);
   for (int stage = 1; stage <= 3; ++stage) {
@@ -63,24 +64,23 @@ TEST_F(TranslationRunMpi, MeshesAndStagesOfZeroTrainAlike) {
   }
 }
 
-// Without noise that depends on it, batches are only as wide as their longest pair, which differs
-// between ranks.
-TEST_F(TranslationRunMpi, BatchesOfSeveralWidthsTrainAlike) {
-  const std::vector<std::string> trimmed = {
-      "model.attention.0={ group { mechanism { sinkhorn { block: 4 } } } }",
-      "model.encoder.attention.0={ group { mechanism { sinkhorn { block: 4 } } } }"};
-  const auto with = [&](std::vector<std::string> more) {
-    more.insert(more.begin(), trimmed.begin(), trimmed.end());
-    return pair_config(8, more);
+// Steps of 128 tokens: 8 of the longest pairs, or more.
+TEST_F(TranslationRunMpi, BatchesOfTokensAreTheSameOnAnyMeshAndAfterAStop) {
+  const auto with = [&](int steps, std::vector<std::string> more = {}) {
+    more.insert(more.end(), {"train.batch_tokens=128", "train.global_batch=8"});
+    return pair_config(steps, more);
   };
-  EXPECT_EQ(train(with({}), "data"), Outcome::kDone);
-  EXPECT_EQ(train(with({"train.micro_batch=0"}), "whole"), Outcome::kDone);
-  expect_same_figures("whole", "data");
-  EXPECT_EQ(train(with({"train.zero_stage=3", "train.micro_batch=1"}), "zero"), Outcome::kDone);
+  EXPECT_EQ(train(with(20), "data"), Outcome::kDone);
+  EXPECT_EQ(train(with(20, {"train.zero_stage=3", "train.micro_batch=1"}), "zero"), Outcome::kDone);
   expect_same_figures("zero", "data");
   const std::string axis = "mesh.tensor=" + std::to_string(test_world().size());
-  EXPECT_EQ(train(with({axis}), "tensor"), Outcome::kDone);
+  EXPECT_EQ(train(with(20, {axis}), "tensor"), Outcome::kDone);
   expect_same_figures("tensor", "data");
+  EXPECT_EQ(train(with(9), "parts"), Outcome::kDone);
+  EXPECT_EQ(train(with(20), "parts"), Outcome::kDone);
+  if (rank() != 0) return;
+  EXPECT_FALSE(checksums("data").empty());
+  EXPECT_EQ(checksums("parts"), checksums("data"));
 }
 
 TEST_F(TranslationRunMpi, AResumedRunEndsWithTheSameBits) {
