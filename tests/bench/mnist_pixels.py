@@ -35,7 +35,7 @@ def result(name, config, steps):
     run = mnist_data.FOLDER / f"run-{name}-{steps}-{commit}"
     lines = runs.train(config, run, [
         f"data.corpus={mnist_data.corpus()}", attention, f"train.steps={steps}",
-        "checkpoint.every=100", f"evaluate.every={steps}", "watchdog.seconds=60"
+        "checkpoint.every=100", f"evaluate.every={steps}", "watchdog.seconds=600"
     ], resume=commit is not None)
     evaluated = json.loads(runs.birkhoff("eval", run, "--split", "test", "--json"))
     found = {

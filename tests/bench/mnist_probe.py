@@ -92,7 +92,7 @@ def settings(patch, half_steps, seed, epochs):
         "checkpoint.every=0",
         f"evaluate.every={steps * epochs}",
         "metrics.every=1",
-        "watchdog.seconds=60",
+        "watchdog.seconds=600",
     ]
 
 

@@ -143,7 +143,7 @@ RC_GTEST_PROP(PackingProperty, RowsAreTheWindowsOfTheirSamples, (std::uint64_t s
       }
     }
   }
-  RC_ASSERT(sample == consumed + 2 * options.global_batch);
+  RC_ASSERT(sample == consumed + 2 * options.batches.global_batch);
 }
 
 RC_GTEST_PROP(PackingProperty, WindowsOfAnEvaluationFollowEachOther, ()) {

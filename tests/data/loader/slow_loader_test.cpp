@@ -114,7 +114,7 @@ double share_of_waits(std::unique_ptr<SampleSource> source, const LoaderOptions&
                       double bytes_per_second, int steps, std::int64_t consumed) {
   using Clock = std::chrono::steady_clock;
   TrainLoader loader(std::move(source), options, consumed);
-  const auto batch = static_cast<double>(options.global_batch);
+  const auto batch = static_cast<double>(options.batches.global_batch);
   const std::chrono::duration<double> compute(batch * 64 * 64 * 3 / bytes_per_second);
   std::chrono::duration<double> waited{}, lasted{};
   for (int step = 0; step < 10 + steps; ++step) {
@@ -161,7 +161,7 @@ TEST_F(LoaderTest, ReadsStayAheadOnASlowFileSystem) {
                    bytes_per_second / 1e6, 100 * share);
       }
       least = std::min(least, share);
-      consumed += (steps + 20) * with_readers.global_batch;
+      consumed += (steps + 20) * with_readers.batches.global_batch;
     }
     EXPECT_LE(least, 0.005) << bytes_per_second << " bytes per second";
   }

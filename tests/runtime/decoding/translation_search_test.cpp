@@ -19,7 +19,7 @@ namespace {
 
 using Ids = std::vector<std::int32_t>;
 
-constexpr std::int64_t kVocabulary = 5, kMaxTokens = 3;
+constexpr std::int64_t kIds = 5, kMaxTokens = 3;
 constexpr std::int32_t kEnd = 1;
 
 std::unique_ptr<Model> make_pair_model() {
@@ -28,7 +28,7 @@ std::unique_ptr<Model> make_pair_model() {
       "model { layers: 2 channels: 8 heads: 2 bias: true }",
       "test", {});
   std::unique_ptr<Model> model = make_task(config)->make_model(
-      {.vocabulary = kVocabulary, .source_vocabulary = kVocabulary, .class_names = {}}, at::kCPU);
+      {.vocabulary = kIds, .source_vocabulary = kIds, .class_names = {}}, at::kCPU);
   const c10::AutoGradMode no_gradients(false);
   // So that probabilities differ much.
   for (const Parameter& parameter : model->parameters().list()) parameter.value.mul_(4);
@@ -82,7 +82,7 @@ TEST(TranslationSearch, FindsTheBestOfAllTargetsForEachSourceOfABatch) {
     FoundSequence best;
     best.score = -INFINITY;
     const std::function<void(const Ids&)> extend = [&](const Ids& ids) {
-      for (std::int32_t id = 0; id < kVocabulary; ++id) {
+      for (std::int32_t id = 0; id < kIds; ++id) {
         Ids target = ids;
         target.push_back(id);
         if (id != kEnd && std::ssize(target) < starts[i].max_tokens) {
