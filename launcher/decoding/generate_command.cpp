@@ -48,7 +48,6 @@ SearchOptions options_of(const GenerateArguments& arguments) {
 // The arguments as a command line, without --ranks.
 std::vector<std::string> command_line(const GenerateArguments& arguments) {
   std::vector<std::string> line = {"generate", arguments.path,
-                                   "--input",  arguments.input,
                                    "--batch",  std::to_string(arguments.batch),
                                    "--device", arguments.device};
   const auto add = [&](const char* option, const std::string& value) {
@@ -287,8 +286,8 @@ std::string generate_split(const GenerateArguments& arguments, Generation& gener
   return "";
 }
 
-void generate(const GenerateArguments& arguments, ProcessGroup& world, at::Device device,
-              const std::function<void()>& tick, std::ostream& out, std::ostream& err) {
+void generate_on_ranks(const GenerateArguments& arguments, ProcessGroup& world, at::Device device,
+                       const std::function<void()>& tick, std::ostream& out, std::ostream& err) {
   Generation generation(arguments, world, device, tick, err);
   std::string score;
   const auto run = [&](const std::function<void(const std::string&)>& print) {
@@ -329,7 +328,7 @@ int generate_command(const GenerateArguments& arguments, std::ostream& out, std:
                              .input = arguments.split.empty() ? arguments.input : arguments.split,
                              .stopped = "later lines were not generated"};
   const auto body = [&](ProcessGroup& world, at::Device device, const std::function<void()>& tick) {
-    generate(arguments, world, device, tick, out, err);
+    generate_on_ranks(arguments, world, device, tick, out, err);
   };
   return run_on_ranks(where, body, err);
 }

@@ -1,5 +1,5 @@
-"""Generated tokens/s of `birkhoff generate` with the model of configs/multi30k_dense.txtpb, and of a
-plain PyTorch loop that keeps keys and values: with one source at a time, and with a batch.
+"""Generated tokens/s of `birkhoff generate` with the model of configs/multi30k_dense.txtpb, and of
+a plain PyTorch loop that keeps keys and values: with one source at a time, and with a batch.
 
 The sources are lines of random symbols, of which a run learns a few steps to copy; each side
 generates --tokens tokens for each, from the same weights. Greedy texts of both sides are compared

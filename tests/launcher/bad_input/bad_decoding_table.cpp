@@ -38,7 +38,7 @@ std::vector<BadInput> of_generate() {
       usage("generate run --beam 0", {"--beam", "0"}),
       usage("generate run --beam 2.5", {"--beam", "2.5"}),
       usage("generate run --length-penalty -1", {"--length-penalty", "-1"}),
-      usage("generate run --length-penalty nan", {"--length-penalty", "nan"}),
+      usage("generate run --length-penalty nan", {"length penalty", "nan"}),
       usage("generate run --length-offset -5", {"--length-offset", "-5"}),
       usage("generate run --temperature -1", {"--temperature", "-1"}),
       usage("generate run --temperature 1 --beam 4", {"--temperature", "--beam"}),
@@ -104,7 +104,7 @@ std::vector<BadInput> of_average() {
       usage("average run/checkpoints/step-00000004 --out mean --last 2", {"no run folder"}),
       usage("average run --last 2 --out text", {"--out text", "not an empty folder"}),
       row("average run --last 2 --out mean", ExitCode::kCheckpoint, {"step-00000002"},
-          [] { flip_bit("run/checkpoints/step-00000002/model.safetensors", 2000); }),
+          [] { flip_bit(checkpoint_file("run/checkpoints/step-00000002", "model-"), 2000); }),
   };
 }
 
