@@ -18,8 +18,8 @@ namespace birkhoff {
 class Corpus {
  public:
   // Reads and validates manifest.json, and checks that every shard exists with its size and that
-  // the tokenizers' files, which runs copy, have their hashes. Opens no HDF5 file; the time depends only on
-  // the number of shards. Error(kData) says what is wrong.
+  // the tokenizers' files, which runs copy, have their hashes. Opens no HDF5 file; the time depends
+  // only on the number of shards. Error(kData) says what is wrong.
   explicit Corpus(std::filesystem::path folder);
 
   const std::filesystem::path& folder() const { return folder_; }

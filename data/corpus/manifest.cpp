@@ -251,7 +251,7 @@ void check_split(const CorpusManifest::Split& split, Checker& checker) {
   }
 }
 
-// A stream has the same tokenizer in all splits. Streams without one of their own have the corpus's.
+// A stream has the same tokenizer in all splits.
 void check_stream_tokenizers(const CorpusManifest& manifest, Checker& checker) {
   std::map<std::string, const CorpusManifest::Stream*> first;
   for (const auto& split : manifest.split()) {

@@ -72,13 +72,26 @@ std::vector<std::string> stream_names(const PrepareOptions& options) {
   return {"tokens"};
 }
 
-// Calls read(stream, document, begin, end) for the text of a piece: of a pair, which is never cut,
-// for that of its source and of its target.
-template <typename Read>
-void for_each_stream(const Document& document, const DocumentPiece& piece, const Read& read) {
-  if (document.source != nullptr)
-    read(kSourceStream, *document.source, std::int64_t{0}, document.source->bytes);
-  read(kFirstStream, document, piece.begin, piece.end);
+// The next part of a document's text in a stream, at byte `offset`.
+using VisitPart = std::function<void(const Document&, std::size_t stream, std::string_view part,
+                                     std::int64_t offset)>;
+
+// Visits the text of a document's piece in parts: of a pair, which is never cut, the source and the
+// target.
+void for_each_part(const StreamTokenizers& tokenizers, DocumentReader& reader,
+                   const DocumentPiece& piece, const VisitPart& visit) {
+  const auto read = [&](std::size_t stream, DocumentReader& text, std::int64_t begin,
+                        std::int64_t end) {
+    const std::int64_t chunk_bytes = tokenizers.options[tokenizers.of_stream(stream)].chunk_bytes;
+    for_each_chunk(text, begin, end, chunk_bytes, [&](std::string_view part, std::int64_t offset) {
+      visit(text.document(), stream, part, offset);
+    });
+  };
+  if (const Document* source = reader.document().source; source != nullptr) {
+    DocumentReader of_source(*source);
+    read(kSourceStream, of_source, 0, source->bytes);
+  }
+  read(kFirstStream, reader, piece.begin, piece.end);
 }
 
 // XXH3-128 over names and text of the input, whatever the times of its files.
@@ -143,25 +156,19 @@ class Preparation {
     TextHash text_hash;
     const InputScan now = for_each_input(options_, inputs_, folder_, [&](const Document& document) {
       text_hash.begin(document);
+      DocumentReader reader(document);
       for (const DocumentPiece& piece : rule_.pieces(document)) {
         std::int64_t piece_bytes = 0;
-        for_each_stream(document, piece,
-                        [&](std::size_t stream, const Document& text_of, std::int64_t first,
-                            std::int64_t last) {
-                          const std::size_t tokenizer = tokenizers_.of_stream(stream);
-                          DocumentReader reader(text_of);
-                          for_each_chunk(reader, first, last,
-                                         tokenizers_.options[tokenizer].chunk_bytes,
-                                         [&](std::string_view part, std::int64_t offset) {
-                                           text_hash.add(part);
-                                           const std::string_view text =
-                                               checkers[tokenizer].check(text_of, part, offset);
-                                           if (!text.empty())
-                                             visit(text_of, piece, stream, text, offset);
-                                           piece_bytes += static_cast<std::int64_t>(text.size());
-                                           progress_.add(static_cast<std::int64_t>(part.size()));
-                                         });
-                        });
+        for_each_part(tokenizers_, reader, piece,
+                      [&](const Document& text_of, std::size_t stream, std::string_view part,
+                          std::int64_t offset) {
+                        text_hash.add(part);
+                        const std::string_view text =
+                            checkers[tokenizers_.of_stream(stream)].check(text_of, part, offset);
+                        if (!text.empty()) visit(text_of, piece, stream, text, offset);
+                        piece_bytes += std::ssize(text);
+                        progress_.add(std::ssize(part));
+                      });
         if (piece_bytes > 0) end(document, piece);
         bytes[piece.split] += piece_bytes;
       }
@@ -335,8 +342,9 @@ CorpusManifest::Source source_of(const PrepareOptions& options, const StreamToke
 }
 
 // Whether the input, whose times differ, has the text that the folder's corpus was made from.
-bool has_same_text(const PrepareOptions& options, const std::vector<InputPath>& inputs,
-                   const OutFolder& folder, const CorpusManifest::Source& there, std::int64_t bytes,
+bool has_same_text(const PrepareOptions& options, const StreamTokenizers& tokenizers,
+                   const std::vector<InputPath>& inputs, const OutFolder& folder,
+                   const CorpusManifest::Source& there, std::int64_t bytes,
                    ProgressReports& progress) {
   // A stream has been read already: its hash is part of the input's.
   const bool is_read = std::any_of(inputs.begin(), inputs.end(), [](const InputPath& input) {
@@ -347,16 +355,12 @@ bool has_same_text(const PrepareOptions& options, const std::vector<InputPath>& 
   TextHash hash;
   for_each_input(options, inputs, folder, [&](const Document& document) {
     hash.begin(document);
-    for_each_stream(document, {.end = document.bytes},
-                    [&](std::size_t, const Document& text, std::int64_t begin, std::int64_t end) {
-                      DocumentReader reader(text);
-                      constexpr std::int64_t kPartBytes = 1 << 20;
-                      for_each_chunk(reader, begin, end, kPartBytes,
-                                     [&](std::string_view part, std::int64_t) {
-                                       hash.add(part);
-                                       progress.add(std::ssize(part));
-                                     });
-                    });
+    DocumentReader reader(document);
+    for_each_part(tokenizers, reader, {.end = document.bytes},
+                  [&](const Document&, std::size_t, std::string_view part, std::int64_t) {
+                    hash.add(part);
+                    progress.add(std::ssize(part));
+                  });
   });
   progress.end(true);
   return hash.hex() == there.text_hash();
@@ -438,7 +442,7 @@ PrepareResult prepare_corpus(const PrepareOptions& given,
         folder, source, "text",
         "an earlier version made the corpus, which recorded their times and not their text",
         [&](const CorpusManifest::Source& there) {
-          return has_same_text(options, inputs, folder, there, scan.bytes, progress);
+          return has_same_text(options, tokenizers, inputs, folder, there, scan.bytes, progress);
         });
     result.already_prepared = true;
   } else {

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <span>
 
 #include "cluster/base/error.h"
@@ -64,6 +65,7 @@ void TextEncoder::add(SplitIndex split, std::size_t stream, const Document& docu
   std::string unknown;
   const std::vector<std::int32_t> ids = encode(tokenizer, document, text, offset, unknown);
   append_ids(ids, dtype_of(to.stream), to.encoded.values);
+  to.num_unknown += std::ranges::count(unknown, Tokenizer::kEndOfUnknown);
   if (!is_counted) return;
   to.encoded.unknown += unknown;
   const auto back = output.counter.add_tokens(tokenizer, text, ids, unknown);
@@ -99,6 +101,14 @@ void TextEncoder::finish(CorpusManifest& manifest, std::vector<std::string>& not
     std::vector<CorpusManifest::Stream> streams;
     for (Ids& ids : output.streams) streams.push_back(gathered_stream(ids));
     const CorpusManifest::Counts counts = gathered_counts(output);
+    // The manifest has those of the first stream.
+    for (std::size_t i = 1; i < streams.size(); ++i) {
+      const std::int64_t unknown = gathered_unknown(output.streams[i]);
+      if (unknown == 0) continue;
+      notes.push_back(fmt::format("split {}: {} of the {} of the stream {} are unknown",
+                                  kSplitNames[split], unknown,
+                                  counted(streams[i].elements(), "token"), streams[i].name()));
+    }
     if (ranks_.rank() != 0) continue;
     CorpusManifest::Split& written = *manifest.add_split();
     written.set_name(kSplitNames[split]);
@@ -213,6 +223,18 @@ CorpusManifest::Counts TextEncoder::gathered_counts(const Output& output) {
   sums.set_changed_bytes(changed_bytes);
   sums.set_added_spaces(added_spaces);
   return sums;
+}
+
+// The number of unknown tokens of a stream, over all ranks.
+std::int64_t TextEncoder::gathered_unknown(const Ids& ids) {
+  std::int64_t sum = 0;
+  std::string mine;
+  pack(std::vector{ids.num_unknown}, mine);
+  for (const std::string& found : ranks_.all_gather_bytes(mine, "unknown tokens")) {
+    std::string_view rest = found;
+    sum += unpack<std::vector<std::int64_t>>(rest).at(0);
+  }
+  return sum;
 }
 
 // What the first part loses that any rank has found.

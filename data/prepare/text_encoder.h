@@ -73,6 +73,7 @@ class TextEncoder {
     const Stream& stream;
     StreamWriter writer;
     Encoded encoded;
+    std::int64_t num_unknown = 0;       // unknown tokens that this rank has encoded
     std::size_t open_bytes = 0;         // written since the last end of a document
     std::deque<std::string> unwritten;  // ended documents, of a tokenizer without end mark
   };
@@ -91,6 +92,7 @@ class TextEncoder {
   static void require_tokens(Ids& ids, std::size_t bytes);
   configs::CorpusManifest::Stream gathered_stream(Ids& ids);
   configs::CorpusManifest::Counts gathered_counts(const Output& output);
+  std::int64_t gathered_unknown(const Ids& ids);
   std::string gathered_loss();
 
   const std::vector<Stream>& streams_;

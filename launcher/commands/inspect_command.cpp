@@ -31,8 +31,8 @@ std::string loss_at_step(const Record& record) {
 
 constexpr std::size_t kMaxJobs = 10;  // listed
 
-// Describes the lengths of a labeled corpus's texts, or of sources and targets, a line per split and
-// stream: training cuts long ones.
+// Describes the lengths of a labeled corpus's texts, or of sources and targets, a line for each
+// stream of a split: training cuts long ones.
 std::string describe_texts(const Corpus& corpus) {
   std::string text;
   for (const auto& split : corpus.manifest().split()) {

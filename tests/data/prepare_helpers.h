@@ -59,7 +59,7 @@ inline std::string joined_lines(const std::vector<std::string>& lines) {
   return text;
 }
 
-// Of pairs of these lines, which it writes to folder/a.source and folder/a.target, all for training.
+// Of pairs of these lines, all for training. Writes folder/a.source and folder/a.target.
 inline PrepareOptions pair_options(const TemporaryFolder& folder,
                                    const std::vector<std::string>& sources,
                                    const std::vector<std::string>& targets,

@@ -88,5 +88,33 @@ TEST(Prepare, MemoryDoesNotGrowWithTheRows) {
   EXPECT_LT((large - small) * 1024, grown_bytes / 4);
 }
 
+TEST(Prepare, MemoryDoesNotGrowWithThePairs) {
+  if (kSanitized) GTEST_SKIP() << "sanitizers keep freed memory";
+  TemporaryFolder folder;
+  const auto write = [&](const std::string& name, const char* side, int repeats) {
+    std::string lines;
+    for (int i = 0; i < 40000; ++i) lines += fmt::format("{} {} of many\n", side, i);
+    File file = File::create(folder / name);
+    for (int i = 0; i < repeats; ++i) file.write_all(lines);
+    file.close();
+  };
+  for (const auto& [name, repeats] : std::map<std::string, int>{{"small", 3}, {"large", 24}}) {
+    write(name + ".source", "source", repeats);
+    write(name + ".target", "target", repeats);
+  }
+  const std::int64_t grown_bytes =
+      2 * (file_size(folder / "large.source") - file_size(folder / "small.source"));
+  ASSERT_GT(grown_bytes, 30 << 20);
+  PrepareOptions options = prepare_options(folder / "small-corpus", {folder / "small.source"});
+  options.target_paths = {folder / "small.target"};
+  options.shard_tokens = 1 << 16;
+  const long small = peak_memory_kib(options);
+  options.out = folder / "large-corpus";
+  options.paths = {folder / "large.source"};
+  options.target_paths = {folder / "large.target"};
+  const long large = peak_memory_kib(options);
+  EXPECT_LT((large - small) * 1024, grown_bytes / 4);
+}
+
 }  // namespace
 }  // namespace birkhoff

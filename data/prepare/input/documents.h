@@ -98,8 +98,8 @@ class DocumentCounts {
 
 // Visits the regular files in order, by default without empty ones: paths as given, folders depth
 // first with their names sorted by bytes. Does not follow links in folders, and skips the folder
-// `except`. Two files of pairs are visited once. Error(kUsage) names a path that is missing or given twice (also if it is a file in a
-// given folder), or a folder that is a corpus.
+// `except`. The two files of pairs are one visit. Error(kUsage) names a path that is missing or
+// given twice (also if it is a file in a given folder), or a folder that is a corpus.
 InputScan for_each_document(const std::vector<InputPath>& paths, const std::string& except,
                             const std::function<void(const Document&)>& visit,
                             EmptyFiles empty = EmptyFiles::kSkip);

@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include "data/loader/document_rows.h"
 #include "data/loader/loader.h"
 #include "tests/data/helpers.h"
 #include "tests/data/prepare_helpers.h"

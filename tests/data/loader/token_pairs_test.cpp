@@ -141,6 +141,7 @@ TEST_F(TokenPairsTest, EpochsTakeEachPairOnceOnAnyNumberOfRanks) {
       TrainLoader loader(token_pairs(*corpus_, options(50, 50)), loading, 0);
       for (int step = 0; step < kPairs / kGlobal; ++step) {
         const Batch batch = loader.next();
+        EXPECT_LE(batch.at(field::kInputs).size(1), batch.size() > 0 ? 12 : 50) << "not trimmed";
         const at::Tensor lengths_B = batch.at(field::kLengths);
         const at::Tensor targets_B = batch.at(field::kMask).sum(1);
         for (std::int64_t b = 0; b < batch.size(); ++b) {
@@ -176,9 +177,14 @@ TEST_F(TokenPairsTest, TheLoaderKeepsBatchesThatAreInUse) {
 }
 
 TEST_F(TokenPairsTest, ARankWithoutRowsGetsAnEmptyBatch) {
-  TrainLoader loader(token_pairs(*corpus_, options()),
-                     {.global_batch = 2, .seed = 1, .rank = 2, .size = 3}, 0);
-  EXPECT_EQ(loader.next().size(), 0);
+  std::vector<std::int64_t> sizes;
+  for (int rank = 0; rank < 3; ++rank) {
+    TrainLoader loader(token_pairs(*corpus_, options()),
+                       {.global_batch = 2, .seed = 1, .rank = rank, .size = 3}, 0);
+    sizes.push_back(loader.next().size());
+  }
+  std::ranges::sort(sizes);
+  EXPECT_EQ(sizes, (Numbers{0, 1, 1}));
 }
 
 TEST_F(TokenPairsTest, CutPairsAreCounted) {

@@ -1,4 +1,4 @@
-// `birkhoff prepare` of tables, from the command line to the corpus.
+// `birkhoff prepare` of tables and of pairs, from the command line to the corpus.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -88,6 +88,58 @@ TEST_F(PrepareTables, LikeACorpusWithItsClasses) {
   write_bytes("text", "some text");
   run("prepare --out text-corpus --like corpus --valid 0 text");
   EXPECT_EQ(Corpus("text-corpus").split("train").record_size(), 0);
+}
+
+class PreparePairs : public PrepareTables {
+ protected:
+  PreparePairs() {
+    write_bytes("train.en", "a dog\na cat\na dog runs\n");
+    write_bytes("train.de", "ein Hund\neine Katze\nein Hund rennt\n");
+    write_bytes("val.en", "a cat runs\n");
+    write_bytes("val.de", "eine Katze rennt\n");
+  }
+};
+
+constexpr char kFiles[] =
+    " --train train.en --target train.de --valid val.en --valid-target val.de";
+
+TEST_F(PreparePairs, WithOfficialSplits) {
+  const std::string shown = run(std::string("prepare --out pairs --tokenizer words") + kFiles);
+  EXPECT_THAT(shown, HasSubstr("split train  3 documents, 3 sentences, 7 words"));
+  EXPECT_THAT(shown, HasSubstr("  stream target: 10 u8 in 1 shard ("));
+  EXPECT_THAT(shown, HasSubstr("  stream source: 10 u8 in 1 shard\n"));
+  EXPECT_THAT(run("verify pairs"), HasSubstr("verified"));
+  const std::string inspected = run("inspect pairs");
+  EXPECT_THAT(inspected, HasSubstr("sources of train: half have at most 3 tokens, 99 % at most 4, "
+                                   "the longest 4; training cuts those above "
+                                   "data.sequence_length\n"));
+  EXPECT_THAT(inspected, HasSubstr("targets of valid: half have at most 4 tokens"));
+  EXPECT_THAT(inspected, HasSubstr("above task.translation.target_length\n"));
+  EXPECT_THAT(run(std::string("prepare --out pairs --tokenizer words") + kFiles),
+              HasSubstr("already prepared"));
+}
+
+TEST_F(PreparePairs, LikeACorpusWithItsTokenizers) {
+  run(std::string("prepare --out pairs --tokenizer words --source-tokenizer chars") + kFiles);
+  const std::string shown = run("prepare --out more --like pairs --valid 0 val.en --target val.de");
+  EXPECT_THAT(shown, HasSubstr("  of source    chars, "));
+  const Corpus pairs("pairs"), more("more");
+  for (const char* stream : {"source", "target"}) {
+    EXPECT_EQ(more.tokenizer_entry(stream).SerializeAsString(),
+              pairs.tokenizer_entry(stream).SerializeAsString());
+  }
+}
+
+TEST_F(PreparePairs, Generated) {
+  const std::string command =
+      "prepare --out sort --generate sort --symbols 16 --train-length 8 --length 16 --samples 50 "
+      "--test-samples 9 --seed 3";
+  const std::string shown = run(command);
+  EXPECT_THAT(shown, HasSubstr("tokenizer    whitespace, 18 ids, 1 ends a document"));
+  EXPECT_THAT(shown, HasSubstr("split train  50 documents"));
+  EXPECT_THAT(shown, HasSubstr("split test   9 documents"));
+  EXPECT_THAT(run("verify sort"), HasSubstr("verified"));
+  EXPECT_THAT(run(command), HasSubstr("sort already holds these pairs"));
 }
 
 }  // namespace

@@ -220,5 +220,54 @@ TEST_P(PrepareOnRanks, RefusesStandardInputInOneLine) {
                                                   : "-: ranks cannot read a pipe"));
 }
 
+// Targets, too, reach the ranks, and a killed command starts over.
+TEST(PreparePairsOnRanks, MakesTheSameBytesAlsoAfterAKill) {
+  const TemporaryFolder folder("birkhoff_prepare_pairs");
+  std::filesystem::current_path(folder.path());
+  std::string sources, targets;
+  for (int i = 0; i < 150'000; ++i) {
+    sources += fmt::format("source {} of {}\n", i, i % 997);
+    targets += fmt::format("Ziel {} von vielen, {}\n", i, i % 31);
+  }
+  write_bytes("a.en", sources);
+  write_bytes("a.de", targets);
+  write_bytes("b.en", "one more\nand another\n");
+  write_bytes("b.de", "noch eins\nund noch eins\n");
+  const auto prepare = [](const std::string& out, const std::string& options) {
+    return Command{
+        .line = birkhoff_line(split_line(fmt::format(
+            "prepare --out {} {} --tokenizer words --source-tokenizer chars --train a.en "
+            "--target a.de --valid 0.1 --test b.en --test-target b.de",
+            out, options)))};
+  };
+  const auto content = [](const std::string& out) {
+    Tree files;
+    for (const auto& entry : std::filesystem::directory_iterator(out))
+      files[entry.path().filename()] = read_bytes(entry.path());
+    return files;
+  };
+  const Finished one = run_child(prepare("one", ""));
+  ASSERT_EQ(one.code, 0) << one.err;
+  const Tree expected = content("one");
+  EXPECT_TRUE(expected.contains("source_tokenizer.chars"));
+  const Finished two = run_child(prepare("two", "--ranks 2"));
+  EXPECT_EQ(two.code, 0) << two.err;
+  EXPECT_TRUE(content("two") == expected);
+  const std::string killed = std::filesystem::absolute("killed").string();
+  Child child(prepare(killed, "--ranks 2"));
+  const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(60);
+  while (!std::filesystem::exists(killed + "/.unfinished")) {
+    ASSERT_LT(std::chrono::steady_clock::now(), deadline);
+    std::this_thread::sleep_for(milliseconds(2));
+  }
+  kill_all(ranks_of(killed, "prepare"));
+  EXPECT_NE(child.finish().code, 0);
+  EXPECT_FALSE(std::filesystem::exists(killed + "/manifest.json"));
+  const Finished again = run_child(prepare(killed, ""));
+  EXPECT_EQ(again.code, 0) << again.err;
+  EXPECT_TRUE(content(killed) == expected);
+  std::filesystem::current_path("/");
+}
+
 }  // namespace
 }  // namespace birkhoff

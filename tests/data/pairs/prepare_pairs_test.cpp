@@ -4,8 +4,10 @@
 
 #include "data/corpus/manifest.h"
 #include "data/corpus/verify.h"
+#include "data/text/text_file.h"
 #include "tests/data/helpers.h"
 #include "tests/data/prepare_helpers.h"
+#include "tests/sample_data.h"
 
 namespace birkhoff {
 namespace {
@@ -84,6 +86,8 @@ TEST_F(PreparePairs, UnknownTokensAreThoseOfTargets) {
   EXPECT_EQ(split.counts().unknown_tokens(), 1);
   EXPECT_EQ(split.counts().unknown_bytes(), 6);
   EXPECT_EQ(split.unknown_text().rows(), 7);
+  EXPECT_THAT(notes_,
+              ElementsAre("split valid: 5 of the 6 tokens of the stream source are unknown"));
 }
 
 TEST_F(PreparePairs, ASharedVocabularyComesFromBothSides) {
@@ -202,7 +206,7 @@ TEST_F(PreparePairs, ThoseInTwoSplitsAreReported) {
   options.test_target_paths = {folder_ / "test.target"};
   prepared(options);
   ASSERT_EQ(notes_.size(), 1u);
-  EXPECT_THAT(notes_[0], HasSubstr("1 of 2 documents"));
+  EXPECT_THAT(notes_[0], HasSubstr("1 of the 2 documents of test"));
 }
 
 TEST_F(PreparePairs, DefectsNameFileAndLine) {
@@ -287,6 +291,50 @@ TEST_F(PreparePairs, TheSameCommandDoesNothingAndAnotherIsRefused) {
   write_text(folder_ / "a.source", joined_lines(sources_));
   expect_error(ExitCode::kUsage, [&] { prepare_corpus(options); }, {"made from other text"});
   EXPECT_EQ(content_of(options.out), content);
+}
+
+// The text of a file, compressed or not.
+std::string whole_text(const std::string& path) {
+  TextFile file(File::open_for_read(path), path);
+  std::string text, part(1 << 20, '\0');
+  while (const std::size_t got = file.read_some(part.data(), part.size()))
+    text.append(part, 0, got);
+  return text;
+}
+
+// Elliott et al. 2016, "Multi30K: Multilingual English-German Image Descriptions".
+TEST(PrepareMulti30k, ComesBackFromItsTokens) {
+  TemporaryFolder folder;
+  PrepareOptions options = prepare_options(folder / "corpus", {}, "sentencepiece");
+  const auto add = [](const std::string& name, std::vector<std::string>& sources,
+                      std::vector<std::string>& targets) {
+    const auto source = real_data("multi30k." + name + ".en.gz");
+    const auto target = real_data("multi30k." + name + ".de.gz");
+    if (!source || !target) return false;
+    sources.push_back(*source);
+    targets.push_back(*target);
+    return true;
+  };
+  if (!add("train", options.paths, options.target_paths) ||
+      !add("val", options.valid_paths, options.valid_target_paths) ||
+      !add("test_2016_flickr", options.test_paths, options.test_target_paths)) {
+    GTEST_SKIP() << "BIRKHOFF_DATA holds no multi30k.*.gz";
+  }
+  const PrepareResult result = prepare_corpus(options);
+  EXPECT_THAT(result.notes, ElementsAre());
+  const Corpus corpus(folder / "corpus");
+  verify_corpus(corpus);
+  EXPECT_EQ(corpus.vocabulary(), 8000);
+  EXPECT_EQ(corpus.split("train").counts().documents(), 29'000);
+  EXPECT_EQ(corpus.split("valid").counts().documents(), 1'014);
+  EXPECT_EQ(corpus.split("test").counts().documents(), 1'000);
+  const auto expect_text = [&](const char* split, const char* stream, const std::string& file) {
+    EXPECT_TRUE(joined_lines(documents(corpus, split, stream)) == whole_text(file)) << file;
+  };
+  expect_text("valid", "source", options.valid_paths[0]);
+  expect_text("valid", "target", options.valid_target_paths[0]);
+  expect_text("test", "source", options.test_paths[0]);
+  expect_text("test", "target", options.test_target_paths[0]);
 }
 
 }  // namespace
