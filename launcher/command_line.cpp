@@ -42,6 +42,10 @@ CommandLine::CommandLine() {
   add_doctor();
   add_eval();
   add_sample();
+  add_generate();
+  add_score();
+  add_bleu();
+  add_average();
   add_classify();
   add_inspect();
   add_runs();
@@ -411,6 +415,10 @@ int CommandLine::run(const std::vector<std::string>& arguments, std::ostream& ou
   if (app_.got_subcommand("doctor")) return doctor_command(doctor_, out, err);
   if (app_.got_subcommand("eval")) return eval_command(eval_, out, err);
   if (app_.got_subcommand("sample")) return sample_command(sample_, out, err);
+  if (app_.got_subcommand("generate")) return generate_command(generate_, out, err);
+  if (app_.got_subcommand("score")) return score_command(score_, out, err);
+  if (app_.got_subcommand("bleu")) return bleu_command(bleu_, out);
+  if (app_.got_subcommand("average")) return average_command(average_, out);
   if (app_.got_subcommand("classify")) return classify_command(classify_, out, err);
   if (app_.got_subcommand("inspect")) return inspect_command(inspect_, out, err);
   if (app_.got_subcommand("runs")) return runs_command(runs_, out, err);

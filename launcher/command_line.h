@@ -55,6 +55,10 @@ class CommandLine {
   void add_doctor();
   void add_eval();
   void add_sample();
+  void add_generate();  // this and the next three: decoding/command_line.cpp
+  void add_score();
+  void add_bleu();
+  void add_average();
   void add_classify();
   void add_inspect();
   void add_runs();
@@ -77,6 +81,10 @@ class CommandLine {
   DoctorArguments doctor_;
   EvalArguments eval_;
   SampleArguments sample_;
+  GenerateArguments generate_;
+  ScoreArguments score_;
+  BleuArguments bleu_;
+  AverageArguments average_;
   ClassifyArguments classify_;
   InspectArguments inspect_;
   RunsArguments runs_;

@@ -121,6 +121,46 @@ struct SampleArguments {
 };
 int sample_command(const SampleArguments& arguments, std::ostream& out, std::ostream& err);
 
+struct GenerateArguments {
+  std::string path, device = "cpu";
+  std::string input = "-", output = "-";  // files of lines; "-": standard input and output
+  // Instead of an input: a split of a corpus of pairs (empty: the one that the model was trained
+  // on), and the score to print: "bleu" or "exact_match"; empty: none.
+  std::string split, corpus, score, tokenize = "13a";
+  std::int64_t beam = 4;
+  double length_penalty = 0.6, length_offset = 5;
+  std::optional<double> temperature;  // set: sample instead of searching
+  std::int64_t top_k = 0;
+  double top_p = 1.0;
+  std::int64_t seed = 1;
+  std::optional<std::int64_t> max_tokens;
+  std::int64_t batch = 64;   // lines at a time, at most
+  bool json = false;         // one JSON object per line
+  std::optional<int> ranks;  // as TrainArguments::ranks
+};
+int generate_command(const GenerateArguments& arguments, std::ostream& out, std::ostream& err);
+
+struct ScoreArguments {
+  std::string path, device = "cpu";
+  std::string input = "-";   // JSON Lines; "-": standard input
+  std::optional<int> ranks;  // as TrainArguments::ranks
+};
+int score_command(const ScoreArguments& arguments, std::ostream& out, std::ostream& err);
+
+struct BleuArguments {
+  std::string hypotheses;               // file with a segment per line, "-": standard input
+  std::vector<std::string> references;  // files with the same number of lines
+  std::string tokenize = "13a";         // bleu_tokenizer() (data/scores/bleu_words.h)
+  bool json = false;
+};
+int bleu_command(const BleuArguments& arguments, std::ostream& out);
+
+struct AverageArguments {
+  std::string run, out;   // run folder; folder to make
+  std::int64_t last = 5;  // number of checkpoints, the newest
+};
+int average_command(const AverageArguments& arguments, std::ostream& out);
+
 struct ClassifyArguments {
   std::string path, device = "cpu";
   std::string file;   // one text per line; "-": standard input

@@ -16,11 +16,12 @@
 #include "models/embeddings/token_embedding.h"
 #include "models/model.h"
 #include "models/output_layer.h"
+#include "models/token_scorer.h"
 #include "models/transformer/stack.h"
 
 namespace birkhoff {
 
-class LanguageModel final : public Model, public Decoder {
+class LanguageModel final : public Model, public Decoder, public TokenScorer {
  public:
   // config must be resolved. Errors as of Stack. `image`: as of TokenEmbedding.
   LanguageModel(const configs::Config& config, std::int64_t vocabulary, const ModelPlacement& place,
@@ -28,9 +29,9 @@ class LanguageModel final : public Model, public Decoder {
 
   Parameters& parameters() override { return parameters_; }
   LossSums loss_sums(const Batch& batch, const std::optional<NoiseKey>& noise) override;
-  // The logits [B, T, V] of all positions.
-  at::Tensor logits(const Batch& batch, const std::optional<NoiseKey>& noise);
+  at::Tensor logits(const Batch& batch, const std::optional<NoiseKey>& noise) override;
   Decoder* decoder() override { return this; }
+  TokenScorer* token_scorer() override { return this; }
   at::Device device() const override { return parameters_.device(); }
   std::unique_ptr<DecodeCache> decode_cache(std::int64_t batch) override;
   at::Tensor decode_step(DecodeCache& cache, const at::Tensor& tokens_B) override;

@@ -25,6 +25,7 @@ namespace birkhoff {
 class Classifier;
 class Decoder;
 class SourceDecoder;
+class TokenScorer;
 
 // What a model reads and predicts, as far as the corpus determines it.
 struct ModelInputs {
@@ -47,6 +48,8 @@ class Model {
   virtual Decoder* decoder() { return nullptr; }
   // The model as a generator of targets from sources; null if it is not one.
   virtual SourceDecoder* source_decoder() { return nullptr; }
+  // The model as a scorer of given tokens; null if it is not one.
+  virtual TokenScorer* token_scorer() { return nullptr; }
   // The model as a classifier of sequences; null if it is not one.
   virtual Classifier* classifier() { return nullptr; }
 

@@ -11,12 +11,12 @@
 
 #include "cluster/base/cpu.h"
 #include "cluster/base/error.h"
-#include "cluster/base/files/file.h"
 #include "cluster/base/text/plural.h"
 #include "cluster/base/text/utf8.h"
 #include "data/prepare/input/documents.h"
 #include "data/text/text_lines.h"
 #include "launcher/commands.h"
+#include "launcher/commands/text_input.h"
 #include "launcher/output.h"
 #include "launcher/processes/ranks.h"
 #include "launcher/runs/run_paths.h"
@@ -147,14 +147,6 @@ class TextPrinter {
   std::int64_t num_cut_ = 0;
 };
 
-// A pipe must begin to deliver within File::kPipeSeconds; standard input may take any time.
-File open_input(const std::string& path) {
-  if (path == "-") return File::standard_input();
-  File file = File::open_stream_for_read(path, ExitCode::kUsage);
-  file.wait_for_input();
-  return file;
-}
-
 }  // namespace
 
 int classify_command(const ClassifyArguments& arguments, std::ostream& out, std::ostream& err) {
@@ -173,8 +165,7 @@ int classify_command(const ClassifyArguments& arguments, std::ostream& out, std:
     err << "birkhoff: warning: " << warning << '\n';
 
   TextPrinter printer(*model, checkpoint.manifest, arguments.json, out);
-  TextLines lines(open_input(arguments.file),
-                  arguments.file == "-" ? kStandardInput : arguments.file);
+  TextLines lines = open_lines(arguments.file);
   const auto next_text = [&]() -> std::optional<Text> {
     const std::optional<std::string_view> line = lines.next();
     if (!line) return std::nullopt;

@@ -134,16 +134,6 @@ std::string text_of(const EvaluationReport& report) {
   return text;
 }
 
-// The checkpoint that rank 0 chooses for all ranks: a running training may save another one
-// meanwhile. Collective over the world.
-CheckpointFolder agreed_checkpoint(const std::string& path, ProcessGroup& world) {
-  CheckpointFolder checkpoint;
-  if (world.rank() == 0) checkpoint = checkpoint_of(path);
-  const std::string chosen =
-      world.broadcast_bytes(checkpoint.path.string(), 0, "checkpoint to evaluate");
-  return world.rank() == 0 ? checkpoint : open_checkpoint(chosen);
-}
-
 // Evaluates with the ranks of the data group, which are all of the world; rank 0 prints. Calls
 // `tick` after each micro-batch of this rank. Collective over the world.
 void evaluate(const EvalArguments& arguments, ProcessGroup& world, ProcessGroup& data,

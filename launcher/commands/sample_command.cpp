@@ -14,7 +14,7 @@
 #include "launcher/output.h"
 #include "launcher/processes/ranks.h"
 #include "launcher/runs/run_paths.h"
-#include "runtime/generator.h"
+#include "runtime/decoding/generator.h"
 
 namespace birkhoff {
 namespace {
@@ -57,10 +57,10 @@ GenerateOptions options_of(const SampleArguments& arguments,
   GenerateOptions options;
   constexpr std::int64_t kDefaultTokens = 200;
   options.tokens = arguments.tokens.value_or(kDefaultTokens);
-  options.temperature = arguments.temperature;
-  options.top_k = arguments.top_k;
-  options.top_p = arguments.top_p;
-  options.seed = static_cast<std::uint64_t>(arguments.seed);
+  options.sampling = {.temperature = arguments.temperature,
+                      .top_k = arguments.top_k,
+                      .top_p = arguments.top_p,
+                      .seed = static_cast<std::uint64_t>(arguments.seed)};
   if (manifest.has_end_of_document()) {
     options.first = static_cast<std::int32_t>(manifest.end_of_document());
     if (manifest.config().data().restart_at_documents()) options.restart_after = options.first;
@@ -99,7 +99,9 @@ int sample_command(const SampleArguments& arguments, std::ostream& out, std::ost
     err << "birkhoff: warning: " << warning << '\n';
   Decoder* model = loaded->decoder();
   if (model == nullptr) {
-    fail(ExitCode::kUsage, "{}: a model of this task generates no text", arguments.path);
+    const char* const cure =
+        loaded->source_decoder() == nullptr ? "" : "; translate lines with `birkhoff generate`";
+    fail(ExitCode::kUsage, "{}: a model of this task generates no text{}", arguments.path, cure);
   }
   if (const std::int64_t unread = unread_prompt_ids(*model, prompt_ids); unread > 0) {
     err << "birkhoff: warning: the first " << unread << " of the prompt's " << prompt_ids.size()

@@ -16,7 +16,7 @@
 #include "launcher/commands/progress_lines.h"
 #include "launcher/runs/run_paths.h"
 #include "models/embeddings/token_embedding.h"
-#include "runtime/generator.h"
+#include "runtime/decoding/generator.h"
 #include "runtime/tasks/task.h"
 
 namespace birkhoff {
@@ -80,10 +80,10 @@ int sample_images(const SampleArguments& arguments, const CheckpointFolder& chec
     fail(ExitCode::kUsage, "{}: a PNG shows images of 1 or 3 channels, and the model's have {}",
          arguments.path, shape.channels);
   }
-  GenerateOptions options{.temperature = arguments.temperature,
-                          .top_k = arguments.top_k,
-                          .top_p = arguments.top_p,
-                          .seed = static_cast<std::uint64_t>(arguments.seed)};
+  GenerateOptions options{.sampling = {.temperature = arguments.temperature,
+                                       .top_k = arguments.top_k,
+                                       .top_p = arguments.top_p,
+                                       .seed = static_cast<std::uint64_t>(arguments.seed)}};
   check_options(options);
   for (const std::string& warning : model->warnings())
     err << "birkhoff: warning: " << warning << '\n';

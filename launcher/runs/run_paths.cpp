@@ -70,6 +70,14 @@ CheckpointFolder checkpoint_of(const std::filesystem::path& path) {
   fail(ExitCode::kUsage, "{}: is a corpus; name a run folder or a checkpoint", path.string());
 }
 
+CheckpointFolder agreed_checkpoint(const std::string& path, ProcessGroup& world) {
+  CheckpointFolder checkpoint;
+  if (world.rank() == 0) checkpoint = checkpoint_of(path);
+  const std::string chosen =
+      world.broadcast_bytes(checkpoint.path.string(), 0, "chosen checkpoint");
+  return world.rank() == 0 ? checkpoint : open_checkpoint(chosen);
+}
+
 std::vector<std::filesystem::path> checkpoints_of(const std::filesystem::path& path) {
   if (kind_of(path) == PathKind::kCheckpoint) return {path};
   std::vector<std::filesystem::path> folders;
@@ -140,6 +148,14 @@ std::unique_ptr<Tokenizer> tokenizer_of(const CheckpointFolder& checkpoint) {
   std::filesystem::path file;
   if (!manifest.tokenizer_file().empty()) file = checkpoint.path / manifest.tokenizer_file();
   return load_tokenizer(manifest.tokenizer(), file, manifest.vocabulary());
+}
+
+std::unique_ptr<Tokenizer> source_tokenizer_of(const CheckpointFolder& checkpoint) {
+  if (!checkpoint.manifest.has_source_tokenizer()) return tokenizer_of(checkpoint);
+  const auto& tokenizer = checkpoint.manifest.source_tokenizer();
+  const std::filesystem::path file =
+      tokenizer.file().empty() ? std::filesystem::path() : checkpoint.path / tokenizer.file();
+  return load_tokenizer(tokenizer.kind(), file, tokenizer.vocabulary());
 }
 
 }  // namespace birkhoff

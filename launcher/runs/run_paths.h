@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "cluster/base/collectives/process_group.h"
 #include "data/corpus/corpus.h"
 #include "runtime/checkpoint/checkpoint.h"
 #include "runtime/tasks/task.h"
@@ -21,6 +22,10 @@ PathKind kind_of(const std::filesystem::path& path);
 
 // The checkpoint itself, or the newest valid one of a run folder. Changes nothing on disk.
 CheckpointFolder checkpoint_of(const std::filesystem::path& path);
+
+// The same, chosen by rank 0 for all ranks: a running training may save another one meanwhile.
+// Collective over the world.
+CheckpointFolder agreed_checkpoint(const std::string& path, ProcessGroup& world);
 
 // The checkpoint itself, or all checkpoints of a run folder, oldest first; unverified.
 // Error(kCheckpoint) if there are none.
@@ -49,5 +54,7 @@ at::Device device_named(const std::string& name, int local_rank = 0);
 
 // The tokenizer in a checkpoint.
 std::unique_ptr<Tokenizer> tokenizer_of(const CheckpointFolder& checkpoint);
+// That of the sources of a model of pairs, which may be the same.
+std::unique_ptr<Tokenizer> source_tokenizer_of(const CheckpointFolder& checkpoint);
 
 }  // namespace birkhoff

@@ -67,6 +67,7 @@ std::vector<BadInput> bad_manifests();  // of corpora
 std::vector<BadInput> bad_checkpoints();
 std::vector<BadInput> bad_runs();         // resumed by train
 std::vector<BadInput> bad_looks();        // at runs: inspect, runs, compare
+std::vector<BadInput> bad_decoding();     // generate, score, bleu, average
 std::vector<BadInput> bad_submissions();  // to Slurm
 std::vector<BadInput> bad_environments();
 std::vector<BadInput> bad_files();  // pipes, sockets, devices and folders in place of files

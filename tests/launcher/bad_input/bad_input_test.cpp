@@ -29,7 +29,7 @@ std::vector<BadInput> all_rows() {
   for (auto table :
        {bad_flags, bad_texts, bad_tables, bad_pairs, bad_images, bad_points, bad_config_texts,
         bad_config_values, bad_corpora, bad_manifests, bad_checkpoints, bad_runs, bad_looks,
-        bad_submissions, bad_environments, bad_files}) {
+        bad_decoding, bad_submissions, bad_environments, bad_files}) {
     for (BadInput& row : table()) rows.push_back(std::move(row));
   }
   return rows;

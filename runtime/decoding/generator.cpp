@@ -1,14 +1,12 @@
-#include "runtime/generator.h"
+#include "runtime/decoding/generator.h"
 
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/full.h>
 
 #include <algorithm>
-#include <cmath>
-#include <numeric>
+#include <span>
 
 #include "cluster/base/error.h"
-#include "cluster/base/random/philox.h"
 
 namespace birkhoff {
 namespace {
@@ -56,54 +54,13 @@ class Window {
   std::vector<std::int32_t> tokens_;  // since the last restart
 };
 
-// The `count` likeliest ids, the likeliest first; equals by id.
-std::vector<std::int32_t> likeliest(const at::Tensor& logits_V, std::int64_t count) {
-  const double* logits = logits_V.const_data_ptr<double>();
-  std::vector<std::int32_t> ids(static_cast<std::size_t>(logits_V.numel()));
-  std::iota(ids.begin(), ids.end(), 0);
-  std::partial_sort(ids.begin(), ids.begin() + count, ids.end(), [&](auto a, auto b) {
-    return logits[a] != logits[b] ? logits[a] > logits[b] : a < b;
-  });
-  ids.resize(static_cast<std::size_t>(count));
-  return ids;
-}
-
-// Draws from softmax(logits / temperature) over the ids that top_k and then top_p leave, by
-// inverting its cumulative sum at u in (0, 1].
-std::int32_t sample(const at::Tensor& logits_V, const GenerateOptions& options, double u) {
-  const std::int64_t vocabulary = logits_V.numel();
-  const std::int64_t count = options.top_k == 0 ? vocabulary : std::min(options.top_k, vocabulary);
-  const std::vector<std::int32_t> ids = likeliest(logits_V, options.temperature == 0 ? 1 : count);
-  if (options.temperature == 0) return ids.front();
-  const double* logits = logits_V.const_data_ptr<double>();
-  std::vector<double> cumulative;
-  double sum = 0;
-  for (const std::int32_t id : ids) {
-    sum += std::exp((logits[id] - logits[ids.front()]) / options.temperature);
-    cumulative.push_back(sum);
-  }
-  const auto last = std::lower_bound(cumulative.begin(), cumulative.end(), options.top_p * sum);
-  const auto chosen = std::lower_bound(cumulative.begin(), last, u * *last);
-  return ids[static_cast<std::size_t>(chosen - cumulative.begin())];
-}
-
 }  // namespace
 
 void check_options(const GenerateOptions& options) {
   if (options.tokens < 0) {
     fail(ExitCode::kUsage, "tokens: {} is negative", options.tokens);
   }
-  if (!(options.temperature >= 0 && std::isfinite(options.temperature))) {
-    fail(ExitCode::kUsage, "temperature: {} is not a finite number of at least 0",
-         options.temperature);
-  }
-  if (options.top_k < 0) {
-    fail(ExitCode::kUsage, "top-k: {} is negative; 0 means all ids", options.top_k);
-  }
-  if (!(options.top_p > 0 && options.top_p <= 1)) {
-    fail(ExitCode::kUsage, "top-p: {} is not above 0 and at most 1; 1 means all ids",
-         options.top_p);
-  }
+  check_sampling(options.sampling);
 }
 
 std::vector<std::int32_t> generate(Decoder& model, const std::vector<std::int32_t>& prompt_ids,
@@ -120,10 +77,9 @@ std::vector<std::int32_t> generate(Decoder& model, const std::vector<std::int32_
   }
   std::vector<std::int32_t> generated;
   for (std::int64_t n = 0; n < options.tokens; ++n) {
-    const std::uint64_t key = noise_key(options.seed, static_cast<std::uint64_t>(n), /*layer=*/0,
-                                        NoisePurpose::kSampling);
-    const float u = uniform_from_bits(philox(key, options.text, 0)[0]);
-    generated.push_back(sample(logits_V, options, u));
+    const std::span<const double> logits(logits_V.const_data_ptr<double>(),
+                                         static_cast<std::size_t>(logits_V.numel()));
+    generated.push_back(sample(logits, options.sampling, options.text, n));
     take(generated.back());
     if (n + 1 < options.tokens) logits_V = window.append(generated.back());
   }

@@ -7,19 +7,13 @@
 #include <vector>
 
 #include "models/decoder.h"
+#include "runtime/decoding/sampling.h"
 
 namespace birkhoff {
 
 struct GenerateOptions {
   std::int64_t tokens = 200;  // ids to generate
-  // Logits are divided by it. 0: always the likeliest id (the smallest of equals).
-  double temperature = 1.0;
-  std::int64_t top_k = 0;  // sample only among the k likeliest ids; 0: among all
-  // Of those, sample only among the fewest likeliest ids whose probabilities, at this temperature,
-  // add up to top_p or more (Holtzman et al. 2020); in (0, 1], 1: among all.
-  double top_p = 1.0;
-  // Keys the sampling noise: id n depends only on (seed, text, n) and the logits.
-  std::uint64_t seed = 1;
+  Sampling sampling = {};
   std::uint64_t text = 0;  // number of the text, when one prompt gets several continuations
   std::int32_t first = 0;  // first id of an empty prompt: an end-of-document id
   // For a model trained with data.restart_at_documents: text after this end-of-document id begins

@@ -1,4 +1,4 @@
-#include "runtime/generator.h"
+#include "runtime/decoding/generator.h"
 
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
@@ -48,39 +48,43 @@ at::Tensor counting() { return at::eye(5).roll(1, 1) * 10; }
 
 TEST(Generator, GreedyFollowsTheLikeliest) {
   RecordingModel model(counting());
-  EXPECT_EQ(generate(model, {2, 3}, {.tokens = 6, .temperature = 0}), (Ids{4, 0, 1, 2, 3, 4}));
+  EXPECT_EQ(generate(model, {2, 3}, {.tokens = 6, .sampling = {.temperature = 0}}),
+            (Ids{4, 0, 1, 2, 3, 4}));
   EXPECT_EQ(model.fed, (std::vector<Ids>{{2, 3, 4, 0, 1, 2, 3}}));  // the last id is not fed
 }
 
 TEST(Generator, GreedyTakesTheSmallestOfEquals) {
   RecordingModel model(at::zeros({5, 5}));
-  EXPECT_EQ(generate(model, {4}, {.tokens = 2, .temperature = 0}), (Ids{0, 0}));
+  EXPECT_EQ(generate(model, {4}, {.tokens = 2, .sampling = {.temperature = 0}}), (Ids{0, 0}));
 }
 
 TEST(Generator, EmptyPromptStartsWithTheGivenId) {
   RecordingModel model(counting());
-  EXPECT_EQ(generate(model, {}, {.tokens = 2, .temperature = 0, .first = 3}), (Ids{4, 0}));
+  EXPECT_EQ(generate(model, {}, {.tokens = 2, .sampling = {.temperature = 0}, .first = 3}),
+            (Ids{4, 0}));
   EXPECT_TRUE(generate(model, {}, {.tokens = 0}).empty());
 }
 
 TEST(Generator, FullCacheIsRebuiltFromTheLastHalfWindow) {
   RecordingModel model(counting());
   model.window = 4;
-  EXPECT_EQ(generate(model, {0, 1}, {.tokens = 6, .temperature = 0}), (Ids{2, 3, 4, 0, 1, 2}));
+  EXPECT_EQ(generate(model, {0, 1}, {.tokens = 6, .sampling = {.temperature = 0}}),
+            (Ids{2, 3, 4, 0, 1, 2}));
   EXPECT_EQ(model.fed, (std::vector<Ids>{{0, 1, 2, 3}, {3, 4, 0, 1}}));
 }
 
 TEST(Generator, WindowOfOneToken) {
   RecordingModel model(counting());
   model.window = 1;
-  EXPECT_EQ(generate(model, {0}, {.tokens = 3, .temperature = 0}), (Ids{1, 2, 3}));
+  EXPECT_EQ(generate(model, {0}, {.tokens = 3, .sampling = {.temperature = 0}}), (Ids{1, 2, 3}));
   EXPECT_EQ(model.fed, (std::vector<Ids>{{0}, {1}, {2}}));
 }
 
 TEST(Generator, OfALongPromptTheLastWindowIsRead) {
   RecordingModel model(counting());
   model.window = 3;
-  EXPECT_EQ(generate(model, {4, 4, 4, 0, 1}, {.tokens = 1, .temperature = 0}), (Ids{2}));
+  EXPECT_EQ(generate(model, {4, 4, 4, 0, 1}, {.tokens = 1, .sampling = {.temperature = 0}}),
+            (Ids{2}));
   EXPECT_EQ(model.fed, (std::vector<Ids>{{4, 0, 1}}));
   EXPECT_EQ(unread_prompt_ids(model, {4, 4, 4, 0, 1}), 2);
   EXPECT_EQ(unread_prompt_ids(model, {4, 0, 1}), 0);
@@ -90,14 +94,16 @@ TEST(Generator, OfALongPromptTheLastWindowIsRead) {
 // The end mark itself is read with its document; the next id starts a new cache, at position 0.
 TEST(Generator, DocumentsRestartAfterTheirEndMark) {
   RecordingModel model(counting());
-  const GenerateOptions options{.tokens = 8, .temperature = 0, .first = 4, .restart_after = 4};
+  const GenerateOptions options{
+      .tokens = 8, .sampling = {.temperature = 0}, .first = 4, .restart_after = 4};
   EXPECT_EQ(generate(model, {2}, options), (Ids{3, 4, 0, 1, 2, 3, 4, 0}));
   EXPECT_EQ(model.fed, (std::vector<Ids>{{2, 3, 4}, {0, 1, 2, 3, 4}}));
   model.fed.clear();
-  generate(model, {}, {.tokens = 3, .temperature = 0, .first = 4, .restart_after = 4});
+  generate(model, {},
+           {.tokens = 3, .sampling = {.temperature = 0}, .first = 4, .restart_after = 4});
   EXPECT_EQ(model.fed, (std::vector<Ids>{{4}, {0, 1}}));
   model.fed.clear();  // end marks of a prompt count as well
-  generate(model, {1, 4, 2}, {.tokens = 1, .temperature = 0, .restart_after = 4});
+  generate(model, {1, 4, 2}, {.tokens = 1, .sampling = {.temperature = 0}, .restart_after = 4});
   EXPECT_EQ(model.fed, (std::vector<Ids>{{1, 4}, {2}}));
 }
 
@@ -105,10 +111,10 @@ TEST(Generator, DocumentsRestartAfterTheirEndMark) {
 TEST(Generator, RebuiltCacheHoldsNothingOfAnEarlierDocument) {
   RecordingModel model(counting());
   model.window = 4;
-  generate(model, {3}, {.tokens = 8, .temperature = 0, .restart_after = 4});
+  generate(model, {3}, {.tokens = 8, .sampling = {.temperature = 0}, .restart_after = 4});
   EXPECT_EQ(model.fed, (std::vector<Ids>{{3, 4}, {0, 1, 2, 3}, {3, 4}, {0}}));
   model.fed.clear();  // the mark fills the cache: a restart, not a rebuild
-  generate(model, {1, 2, 3}, {.tokens = 3, .temperature = 0, .restart_after = 4});
+  generate(model, {1, 2, 3}, {.tokens = 3, .sampling = {.temperature = 0}, .restart_after = 4});
   EXPECT_EQ(model.fed, (std::vector<Ids>{{1, 2, 3, 4}, {0}}));
 }
 
@@ -129,12 +135,11 @@ TEST(Generator, SamplesHaveTheirProbabilities) {
                        Case{1, 0, 0.92, 4}, Case{1, 0, 0.5, 1}, Case{2, 0, 0.5, 2},
                        Case{1, 3, 0.85, 2}, Case{1, 3, 0.87, 3}, Case{1, 2, 0.99, 2}}) {
     constexpr int kDraws = 20000;
-    const Ids ids = generate(model, {0},
-                             {.tokens = kDraws,
-                              .temperature = c.temperature,
-                              .top_k = c.top_k,
-                              .top_p = c.top_p,
-                              .seed = 9});
+    const Ids ids = generate(
+        model, {0},
+        {.tokens = kDraws,
+         .sampling = {
+             .temperature = c.temperature, .top_k = c.top_k, .top_p = c.top_p, .seed = 9}});
     std::vector<double> weights;
     double sum = 0;
     for (const double logit : logits) {
@@ -156,21 +161,22 @@ TEST(Generator, SamplesHaveTheirProbabilities) {
 
 TEST(Generator, SeedAndOptionsDecideTheSample) {
   RecordingModel model(at::zeros({50, 50}));
-  const GenerateOptions options{.tokens = 40, .seed = 3};
+  const GenerateOptions options{.tokens = 40, .sampling = {.seed = 3}};
   const Ids ids = generate(model, {1}, options);
   EXPECT_EQ(generate(model, {1}, options), ids);
-  EXPECT_NE(generate(model, {1}, {.tokens = 40, .seed = 4}), ids);
+  EXPECT_NE(generate(model, {1}, {.tokens = 40, .sampling = {.seed = 4}}), ids);
   // Id n depends on (seed, n), not on the number of ids requested.
-  EXPECT_EQ(generate(model, {1}, {.tokens = 7, .seed = 3}), Ids(ids.begin(), ids.begin() + 7));
+  EXPECT_EQ(generate(model, {1}, {.tokens = 7, .sampling = {.seed = 3}}),
+            Ids(ids.begin(), ids.begin() + 7));
 }
 
 // Several texts of one seed: each has its own noise, keyed by its number.
 TEST(Generator, TextsOfOneSeedDiffer) {
   RecordingModel model(at::zeros({50, 50}));
   const auto text = [&](std::uint64_t seed, std::uint64_t number) {
-    return generate(model, {1}, {.tokens = 40, .seed = seed, .text = number});
+    return generate(model, {1}, {.tokens = 40, .sampling = {.seed = seed}, .text = number});
   };
-  EXPECT_EQ(text(3, 0), generate(model, {1}, {.tokens = 40, .seed = 3}));
+  EXPECT_EQ(text(3, 0), generate(model, {1}, {.tokens = 40, .sampling = {.seed = 3}}));
   EXPECT_EQ(text(3, 1), text(3, 1));
   EXPECT_NE(text(3, 0), text(3, 1));
   EXPECT_NE(text(3, 1), text(3, 2));
@@ -181,20 +187,23 @@ TEST(Generator, TextsOfOneSeedDiffer) {
 // softmax.
 TEST(Generator, SamplesAreWhatTheyWere) {
   RecordingModel model(at::zeros({50, 50}));
-  EXPECT_EQ(generate(model, {1}, {.tokens = 6, .seed = 3}), (Ids{32, 46, 3, 25, 20, 36}));
+  EXPECT_EQ(generate(model, {1}, {.tokens = 6, .sampling = {.seed = 3}}),
+            (Ids{32, 46, 3, 25, 20, 36}));
   RecordingModel other(at::eye(50).roll(1, 1) * 3);
-  EXPECT_EQ(generate(other, {1}, {.tokens = 6, .temperature = 0.8, .top_k = 7, .seed = 4}),
-            (Ids{5, 0, 1, 2, 3, 4}));
+  EXPECT_EQ(
+      generate(other, {1}, {.tokens = 6, .sampling = {.temperature = 0.8, .top_k = 7, .seed = 4}}),
+      (Ids{5, 0, 1, 2, 3, 4}));
 }
 
 TEST(Generator, IdsAreGivenAsTheyAreDrawn) {
   RecordingModel model(counting());
   Ids given;
   std::vector<std::size_t> num_fed;
-  const Ids ids = generate(model, {2, 3}, {.tokens = 4, .temperature = 0}, [&](std::int32_t id) {
-    given.push_back(id);
-    num_fed.push_back(model.fed.back().size());
-  });
+  const Ids ids =
+      generate(model, {2, 3}, {.tokens = 4, .sampling = {.temperature = 0}}, [&](std::int32_t id) {
+        given.push_back(id);
+        num_fed.push_back(model.fed.back().size());
+      });
   EXPECT_EQ(given, ids);
   EXPECT_EQ(num_fed, (std::vector<std::size_t>{2, 3, 4, 5})) << "before the next is computed";
 }
@@ -202,10 +211,11 @@ TEST(Generator, IdsAreGivenAsTheyAreDrawn) {
 TEST(Generator, BadOptionsAreUsageErrors) {
   RecordingModel model(counting());
   for (const GenerateOptions& options :
-       {GenerateOptions{.tokens = -1}, GenerateOptions{.temperature = -0.5},
-        GenerateOptions{.temperature = std::nan("")}, GenerateOptions{.top_k = -2},
-        GenerateOptions{.top_p = 0}, GenerateOptions{.top_p = 1.1},
-        GenerateOptions{.top_p = std::nan("")}}) {
+       {GenerateOptions{.tokens = -1}, GenerateOptions{.sampling = {.temperature = -0.5}},
+        GenerateOptions{.sampling = {.temperature = std::nan("")}},
+        GenerateOptions{.sampling = {.top_k = -2}}, GenerateOptions{.sampling = {.top_p = 0}},
+        GenerateOptions{.sampling = {.top_p = 1.1}},
+        GenerateOptions{.sampling = {.top_p = std::nan("")}}}) {
     try {
       generate(model, {1}, options);
       ADD_FAILURE() << "no error";

@@ -1,0 +1,336 @@
+#include <ATen/ops/sum.h>
+#include <signal.h>
+
+#include <algorithm>
+#include <cstring>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <ostream>
+
+#include "cluster/base/error.h"
+#include "cluster/base/files/file.h"
+#include "cluster/base/text/plural.h"
+#include "data/loader/sample_source.h"
+#include "data/scores/bleu.h"
+#include "data/scores/sequence_scores.h"
+#include "launcher/commands.h"
+#include "launcher/commands/model_tokenizer.h"
+#include "launcher/commands/progress_lines.h"
+#include "launcher/decoding/line_generator.h"
+#include "launcher/decoding/lines_on_ranks.h"
+#include "launcher/output.h"
+#include "launcher/runs/run_paths.h"
+#include "runtime/run_checks.h"
+#include "runtime/tasks/task.h"
+
+namespace birkhoff {
+namespace {
+
+// Padded ids in a batch: beyond a few thousand, larger batches are hardly faster.
+constexpr std::int64_t kMaxBatchTokens = 16384;
+
+SearchOptions options_of(const GenerateArguments& arguments) {
+  SearchOptions options;
+  if (arguments.temperature) {
+    options.sampling = Sampling{.temperature = *arguments.temperature,
+                                .top_k = arguments.top_k,
+                                .top_p = arguments.top_p,
+                                .seed = static_cast<std::uint64_t>(arguments.seed)};
+  } else {
+    options.beam = arguments.beam;
+    options.length_penalty = arguments.length_penalty;
+    options.length_offset = arguments.length_offset;
+  }
+  check_search(options);
+  return options;
+}
+
+// The arguments as a command line, without --ranks.
+std::vector<std::string> command_line(const GenerateArguments& arguments) {
+  std::vector<std::string> line = {"generate", arguments.path,
+                                   "--batch",  std::to_string(arguments.batch),
+                                   "--device", arguments.device};
+  const auto add = [&](const char* option, const std::string& value) {
+    line.emplace_back(option);
+    line.push_back(value);
+  };
+  if (arguments.split.empty()) add("--input", arguments.input);
+  if (arguments.temperature) {
+    add("--temperature", fmt::format("{}", *arguments.temperature));
+    add("--top-k", std::to_string(arguments.top_k));
+    add("--top-p", fmt::format("{}", arguments.top_p));
+    add("--seed", std::to_string(arguments.seed));
+  } else {
+    add("--beam", std::to_string(arguments.beam));
+    add("--length-penalty", fmt::format("{}", arguments.length_penalty));
+    add("--length-offset", fmt::format("{}", arguments.length_offset));
+  }
+  if (arguments.max_tokens) add("--max-tokens", std::to_string(*arguments.max_tokens));
+  if (!arguments.split.empty()) {
+    add("--split", arguments.split);
+    add("--tokenize", arguments.tokenize);
+  }
+  if (!arguments.corpus.empty()) add("--corpus", arguments.corpus);
+  if (!arguments.score.empty()) add("--score", arguments.score);
+  if (arguments.output != "-") add("--out", arguments.output);
+  if (arguments.json) line.emplace_back("--json");
+  return line;
+}
+
+// A text on one line: line ends inside it become \n and \r.
+std::string on_one_line(const std::string& text) {
+  std::string line;
+  for (const char c : text) {
+    if (c == '\n' || c == '\r') {
+      line += c == '\n' ? "\\n" : "\\r";
+    } else {
+      line += c;
+    }
+  }
+  return line;
+}
+
+// The lines that a command prints for generated sequences.
+class SequencePrinter {
+ public:
+  SequencePrinter(const CheckpointFolder& checkpoint, bool json)
+      : tokenizer_(tokenizer_of(checkpoint)), json_(json) {
+    if (checkpoint.manifest.has_end_of_document())
+      end_mark_ = static_cast<std::int32_t>(checkpoint.manifest.end_of_document());
+  }
+
+  // The text of ids, without an end mark at their end.
+  std::string text(std::vector<std::int32_t> ids) const {
+    if (ended(ids)) ids.pop_back();
+    return tokenizer_->decode(ids);
+  }
+  std::string line(const FoundSequence& found) const {
+    if (!json_) return on_one_line(text(found.ids));
+    const nlohmann::ordered_json object = {{"text", text(found.ids)},
+                                           {"tokens", found.ids.size()},
+                                           {"ended", ended(found.ids)},
+                                           {"log_probability", found.log_probability},
+                                           {"score", found.score}};
+    return object.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+  }
+
+ private:
+  bool ended(const std::vector<std::int32_t>& ids) const {
+    return !ids.empty() && ids.back() == end_mark_;
+  }
+
+  std::unique_ptr<Tokenizer> tokenizer_;
+  bool json_;
+  std::optional<std::int32_t> end_mark_;
+};
+
+// Sequences as bytes, for compute_on_ranks().
+std::string bytes_of(const FoundSequence& found) {
+  std::string bytes(reinterpret_cast<const char*>(&found.log_probability), sizeof(double));
+  bytes.append(reinterpret_cast<const char*>(&found.score), sizeof(double));
+  return bytes.append(reinterpret_cast<const char*>(found.ids.data()),
+                      found.ids.size() * sizeof found.ids[0]);
+}
+
+FoundSequence sequence_of(const std::string& bytes) {
+  FoundSequence found;
+  constexpr std::size_t kScores = 2 * sizeof(double);
+  found.ids.resize((bytes.size() - kScores) / sizeof found.ids[0]);
+  std::memcpy(&found.log_probability, bytes.data(), sizeof(double));
+  std::memcpy(&found.score, bytes.data() + sizeof(double), sizeof(double));
+  std::memcpy(found.ids.data(), bytes.data() + kScores, bytes.size() - kScores);
+  return found;
+}
+
+// A model that generates on ranks. All functions are collective over the world.
+class Generation {
+ public:
+  Generation(const GenerateArguments& arguments, ProcessGroup& world, at::Device device,
+             const std::function<void()>& tick, std::ostream& err)
+      : checkpoint(agreed_checkpoint(arguments.path, world)),
+        printer(checkpoint, arguments.json),
+        arguments_(arguments),
+        world_(world),
+        tick_(tick),
+        err_(err),
+        model_(load_model(checkpoint, device)),
+        generator_(make_line_generator(checkpoint, arguments.path, *model_, options_of(arguments),
+                                       arguments.max_tokens)) {
+    if (world_.rank() != 0) return;
+    for (const std::string& warning : model_->warnings())
+      err << "birkhoff: warning: " << warning << '\n';
+    progress_.emplace(err);
+  }
+
+  std::vector<std::string> lines_for(const std::vector<TextLine>& lines) {
+    std::vector<std::vector<std::int32_t>> sources;
+    check_on_rank_0_first(world_, [&] {
+      for (const TextLine& line : lines) sources.push_back(generator_->encode(line));
+    });
+    std::vector<std::string> printed;
+    for (const FoundSequence& found : sequences_for(sources))
+      printed.push_back(printer.line(found));
+    return printed;
+  }
+
+  // Of sources that follow those of earlier calls.
+  std::vector<FoundSequence> sequences_for(const std::vector<std::vector<std::int32_t>>& sources) {
+    std::vector<std::int64_t> lengths;
+    for (const auto& source : sources) lengths.push_back(std::ssize(source));
+    const Batches batches = batches_by_length(lengths, arguments_.batch, kMaxBatchTokens,
+                                              generator_->needs_equal_lengths());
+    const auto generate_batch = [&](const std::vector<std::size_t>& batch) {
+      std::vector<std::vector<std::int32_t>> of_batch;
+      std::vector<std::uint64_t> numbers;
+      for (const std::size_t item : batch) {
+        of_batch.push_back(sources[item]);
+        numbers.push_back(static_cast<std::uint64_t>(num_done_) + item);
+      }
+      std::vector<std::string> results;
+      for (const FoundSequence& found : generator_->generate(of_batch, numbers))
+        results.push_back(bytes_of(found));
+      return results;
+    };
+    const auto show = [&](std::int64_t done) {
+      tick_();
+      if (!progress_) return;
+      const std::int64_t of_all = std::min(done * world_.size(), std::ssize(sources));
+      progress_->show(fmt::format("generate: {} of the {} read so far", num_done_ + of_all,
+                                  counted(num_done_ + std::ssize(sources), "line")));
+    };
+    std::vector<FoundSequence> found;
+    for (const std::string& bytes : compute_on_ranks(world_, batches, generate_batch, show))
+      found.push_back(sequence_of(bytes));
+    num_done_ += std::ssize(sources);
+    return found;
+  }
+
+  void warn_of_cut_lines() const {
+    if (const std::string cut = generator_->cut_lines(); world_.rank() == 0 && !cut.empty())
+      err_ << "birkhoff: warning: " << cut << '\n';
+  }
+
+  const CheckpointFolder checkpoint;
+  const SequencePrinter printer;
+
+ private:
+  const GenerateArguments& arguments_;
+  ProcessGroup& world_;
+  const std::function<void()>& tick_;
+  std::ostream& err_;
+  std::unique_ptr<Model> model_;
+  std::unique_ptr<LineGenerator> generator_;
+  std::optional<ProgressLines> progress_;
+  std::int64_t num_done_ = 0;  // lines of earlier calls
+};
+
+// Ids of a row of a batch.
+std::vector<std::int32_t> row_of(const at::Tensor& ids_BT, std::int64_t row, std::int64_t length) {
+  const at::Tensor ids_T = ids_BT[row].narrow(0, 0, length).to(at::kInt).contiguous();
+  const auto* ids = ids_T.const_data_ptr<std::int32_t>();
+  return {ids, ids + length};
+}
+
+// Generates the targets of a split of pairs, and returns the text of their score.
+std::string generate_split(const GenerateArguments& arguments, Generation& generation,
+                           ProcessGroup& world,
+                           const std::function<void(const std::string&)>& print,
+                           std::ostream& err) {
+  const CheckpointFolder& checkpoint = generation.checkpoint;
+  const configs::Config config = config_of(checkpoint);
+  const std::unique_ptr<Task> task = make_task(config);
+  if (task->source_stream().empty()) {
+    fail(ExitCode::kUsage,
+         "--split {}: the model has no sources, because its task is not translation; give prompts "
+         "with --input",
+         arguments.split);
+  }
+  const Corpus corpus(arguments.corpus.empty() ? config.data().corpus() : arguments.corpus);
+  require_same_tokenizer(*task, checkpoint, arguments.path, corpus);
+  check_same_corpus(world, corpus);
+  const std::unique_ptr<SampleSource> samples = task->evaluation_source(corpus, arguments.split);
+  if (const std::string cut = task->cut_texts(corpus, arguments.split);
+      world.rank() == 0 && !cut.empty()) {
+    err << "birkhoff: warning: " << cut << '\n';
+  }
+  const BleuTokenizer bleu_words = bleu_tokenizer(arguments.tokenize);
+  BleuCounts bleu;
+  ScoresByLength scores;
+  constexpr std::int64_t kRound = 4096;
+  for (std::int64_t begin = 0; begin < samples->num_samples(); begin += kRound) {
+    const std::int64_t end = std::min(begin + kRound, samples->num_samples());
+    const Batch pairs = read_samples(*samples, begin, end);
+    const at::Tensor lengths_B = pairs.at(field::kLengths),
+                     targets_B = pairs.at(field::kMask).sum(1, false, at::kLong);
+    std::vector<std::vector<std::int32_t>> sources, references;
+    for (std::int64_t row = 0; row < end - begin; ++row) {
+      sources.push_back(row_of(pairs.at(field::kInputs), row, lengths_B[row].item<std::int64_t>()));
+      references.push_back(
+          row_of(pairs.at(field::kTargets), row, targets_B[row].item<std::int64_t>()));
+    }
+    const std::vector<FoundSequence> found = generation.sequences_for(sources);
+    if (world.rank() != 0) continue;
+    std::string lines;
+    for (std::size_t i = 0; i < found.size(); ++i) {
+      (lines += generation.printer.line(found[i])) += '\n';
+      if (arguments.score == "bleu") {
+        bleu.add(generation.printer.text(found[i].ids), {generation.printer.text(references[i])},
+                 bleu_words);
+      }
+      if (arguments.score == "exact_match") scores.add(found[i].ids, references[i]);
+    }
+    print(lines);
+  }
+  if (arguments.score == "bleu") return bleu_line(bleu, 1, bleu_words) + '\n';
+  if (arguments.score == "exact_match") return scores.table();
+  return "";
+}
+
+void generate_on_ranks(const GenerateArguments& arguments, ProcessGroup& world, at::Device device,
+                       const std::function<void()>& tick, std::ostream& out, std::ostream& err) {
+  Generation generation(arguments, world, device, tick, err);
+  std::string score;
+  const auto run = [&](const std::function<void(const std::string&)>& print) {
+    if (!arguments.split.empty()) {
+      score = generate_split(arguments, generation, world, print, err);
+      return;
+    }
+    transform_lines(arguments.input, world, print, [&](const std::vector<TextLine>& lines) {
+      return generation.lines_for(lines);
+    });
+    generation.warn_of_cut_lines();
+  };
+  if (world.rank() != 0) {
+    run([](const std::string&) {});
+  } else if (arguments.output != "-") {
+    write_file_durably(arguments.output, [&](File& file) {
+      run([&](const std::string& text) { file.write_all(text); });
+    });
+  } else {
+    run([&](const std::string& text) {
+      if (!arguments.score.empty()) return;  // only the score is printed
+      out << text;
+      flush_output(out);
+    });
+  }
+  if (world.rank() == 0) out << score;
+}
+
+}  // namespace
+
+int generate_command(const GenerateArguments& arguments, std::ostream& out, std::ostream& err) {
+  signal(SIGPIPE, SIG_DFL);  // when the reader of a pipe has left, end without a message
+  options_of(arguments);
+  const RanksOfCommand where{.ranks = arguments.ranks,
+                             .device = arguments.device,
+                             .command_line = command_line(arguments),
+                             .model = arguments.path,
+                             .input = arguments.split.empty() ? arguments.input : arguments.split,
+                             .stopped = "later lines were not generated"};
+  const auto body = [&](ProcessGroup& world, at::Device device, const std::function<void()>& tick) {
+    generate_on_ranks(arguments, world, device, tick, out, err);
+  };
+  return run_on_ranks(where, body, err);
+}
+
+}  // namespace birkhoff

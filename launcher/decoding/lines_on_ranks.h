@@ -1,0 +1,66 @@
+// Lines of text in, a line of results for each out, computed in batches and divided over ranks. The
+// results do not depend on the ranks: batches are the same on any number of them, and each is
+// computed by one.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <ostream>
+#include <string>
+#include <vector>
+
+#include "cluster/base/collectives/process_group.h"
+
+namespace birkhoff {
+
+struct TextLine {
+  std::string text, place;  // "PATH:LINE"
+  std::int64_t number = 0;  // from 0
+};
+
+// The items of each batch, by their positions in `lengths`.
+using Batches = std::vector<std::vector<std::size_t>>;
+// Batches of items of about equal lengths, or exactly equal ones: the longest first, at most
+// max_items of them, and at most max_elements when all are padded to the longest; a longer item is
+// a batch of its own.
+Batches batches_by_length(const std::vector<std::int64_t>& lengths, std::int64_t max_items,
+                          std::int64_t max_elements, bool equal_lengths = false);
+
+// The results of all items, in their order, on all ranks. `compute` returns those of a batch.
+// Calls `done` with the number of items that this rank has computed. Collective over world.
+std::vector<std::string> compute_on_ranks(
+    ProcessGroup& world, const Batches& batches,
+    const std::function<std::vector<std::string>(const std::vector<std::size_t>&)>& compute,
+    const std::function<void(std::int64_t)>& done);
+
+// Calls `check` on rank 0, and then on the others: an error ends the ranks before they report it
+// again. Collective over world.
+void check_on_rank_0_first(ProcessGroup& world, const std::function<void()>& check);
+
+// Reads the lines of a file (launcher/commands/text_input.h) on rank 0, a few thousand at a time,
+// and gives them to `transform` on all ranks, which returns a result for each. Before it reads
+// more, rank 0 passes the results to `print`, with line feeds. Returns the number of lines.
+// Collective over world.
+std::int64_t transform_lines(
+    const std::string& path, ProcessGroup& world,
+    const std::function<void(const std::string& text)>& print,
+    const std::function<std::vector<std::string>(const std::vector<TextLine>&)>& transform);
+
+// Where a command computes.
+struct RanksOfCommand {
+  std::optional<int> ranks;               // to start here; not set: those that a launcher started
+  std::string device = "cpu";             // of commands.h
+  std::vector<std::string> command_line;  // for ranks that are started here
+  std::string model, input;               // the paths that the user has named
+  std::string stopped;                    // a message for a request to stop: what was not done
+};
+// Runs `body` in this process, or in each of the ranks; it calls `tick` now and then, which ends
+// all ranks with kRequeue if the user asks for it. Before ranks start, it is checked that the
+// model's path is a checkpoint and the input is a file. Returns the exit code.
+int run_on_ranks(const RanksOfCommand& where,
+                 const std::function<void(ProcessGroup& world, at::Device,
+                                          const std::function<void()>& tick)>& body,
+                 std::ostream& err);
+
+}  // namespace birkhoff

@@ -1,0 +1,92 @@
+#include "runtime/decoding/likelihood.h"
+
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/argmax.h>
+#include <ATen/ops/gather.h>
+#include <ATen/ops/logsumexp.h>
+#include <ATen/ops/zeros.h>
+#include <c10/core/GradMode.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "cluster/base/error.h"
+
+namespace birkhoff {
+
+namespace {
+
+// The fields of documents that follow one another in a text, each from position 0 on.
+void add_documents(Batch& batch, std::int64_t end_mark) {
+  const at::Tensor& inputs_BT = batch.at(field::kInputs);
+  const at::Tensor segments_BT = at::zeros(inputs_BT.sizes(), at::kInt),
+                   positions_BT = at::zeros(inputs_BT.sizes(), at::kLong);
+  const auto* inputs = inputs_BT.const_data_ptr<std::int64_t>();
+  auto* segments = segments_BT.mutable_data_ptr<std::int32_t>();
+  auto* positions = positions_BT.mutable_data_ptr<std::int64_t>();
+  const std::int64_t length = inputs_BT.size(1);
+  for (std::int64_t i = 0; i < inputs_BT.numel(); ++i) {
+    if (i % length == 0) continue;
+    const bool begins = inputs[i - 1] == end_mark;
+    segments[i] = segments[i - 1] + (begins ? 1 : 0);
+    positions[i] = begins ? 0 : positions[i - 1] + 1;
+  }
+  batch.fields.emplace(field::kSegments, segments_BT);
+  batch.fields.emplace(field::kPositions, positions_BT);
+}
+
+}  // namespace
+
+std::vector<Likelihood> likelihoods(TokenScorer& model, const std::vector<ScoredTokens>& texts,
+                                    std::optional<std::int32_t> restart_after) {
+  const c10::AutoGradMode no_gradients(false);
+  const auto rows = static_cast<std::int64_t>(texts.size());
+  std::int64_t longest = 0;
+  for (const ScoredTokens& text : texts) {
+    require(text.num_counted >= 1 && text.num_counted < std::ssize(text.ids) &&
+                std::ssize(text.ids) <= model.max_tokens() + 1,
+            "likelihoods: the number of ids");
+    longest = std::max(longest, std::ssize(text.ids) - 1);
+  }
+  // Padded behind the text, where causal models do not look.
+  const at::Tensor inputs_BT = at::zeros({rows, longest}, at::kLong),
+                   targets_BT = at::zeros({rows, longest}, at::kLong);
+  for (std::int64_t b = 0; b < rows; ++b) {
+    const std::vector<std::int32_t>& ids = texts[static_cast<std::size_t>(b)].ids;
+    std::copy(ids.begin(), ids.end() - 1, inputs_BT.mutable_data_ptr<std::int64_t>() + b * longest);
+    std::copy(ids.begin() + 1, ids.end(),
+              targets_BT.mutable_data_ptr<std::int64_t>() + b * longest);
+  }
+  Batch batch;
+  batch.fields.emplace(field::kInputs, inputs_BT);
+  batch.sample_ids_B = at::zeros({rows}, at::kLong);
+  if (restart_after) add_documents(batch, *restart_after);
+  const at::Tensor logits_BTV = model.logits(batch.to(model.device()), std::nullopt);
+  const at::Tensor of_targets_BT =
+      logits_BTV.gather(2, targets_BT.to(model.device()).unsqueeze(2)).squeeze(2);
+  const at::Tensor log_p_BT =
+      (of_targets_BT.to(at::kDouble) - at::logsumexp(logits_BTV.to(at::kDouble), 2))
+          .cpu()
+          .contiguous();
+  const at::Tensor likeliest_BT = at::argmax(logits_BTV, 2).cpu().contiguous();
+
+  std::vector<Likelihood> results;
+  for (std::int64_t b = 0; b < rows; ++b) {
+    const ScoredTokens& text = texts[static_cast<std::size_t>(b)];
+    const std::int64_t end = b * longest + std::ssize(text.ids) - 1;
+    Likelihood likelihood{.num_tokens = text.num_counted};
+    for (std::int64_t i = end - text.num_counted; i < end; ++i) {
+      likelihood.log_probability += log_p_BT.const_data_ptr<double>()[i];
+      likelihood.is_greedy &= likeliest_BT.const_data_ptr<std::int64_t>()[i] ==
+                              targets_BT.const_data_ptr<std::int64_t>()[i];
+    }
+    if (!std::isfinite(likelihood.log_probability)) {
+      fail(ExitCode::kNumerical,
+           "the model's log-probabilities are not finite; use an earlier checkpoint");
+    }
+    results.push_back(likelihood);
+  }
+  return results;
+}
+
+}  // namespace birkhoff

@@ -1,0 +1,36 @@
+// The likelihood of given tokens under a model (teacher forcing).
+//
+// Legend: B batch, T tokens.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include "models/token_scorer.h"
+
+namespace birkhoff {
+
+struct Likelihood {
+  double log_probability = 0;   // sum over the counted tokens, in nats
+  std::int64_t num_tokens = 0;  // that count
+  // Whether each of them is the likeliest token (the smallest id of equals): greedy decoding of the
+  // tokens before them would give exactly these.
+  bool is_greedy = true;
+};
+
+// Tokens of which the last `num_counted` are scored, at least one; the others are their context.
+// The first token is never scored.
+struct ScoredTokens {
+  std::vector<std::int32_t> ids;
+  std::int64_t num_counted = 0;
+};
+
+// The likelihoods of texts under a language model, in their order. Sums are in fp64. At most
+// max_tokens() + 1 ids each. restart_after: for a model trained with data.restart_at_documents,
+// the end mark after which a document begins. Error(kNumerical) if a log-probability is not a
+// finite number.
+std::vector<Likelihood> likelihoods(TokenScorer& model, const std::vector<ScoredTokens>& texts,
+                                    std::optional<std::int32_t> restart_after = std::nullopt);
+
+}  // namespace birkhoff

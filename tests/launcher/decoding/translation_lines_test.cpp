@@ -1,0 +1,120 @@
+// `generate` with a model of pairs: a split of its corpus and lines of a file, scores, ranks.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <nlohmann/json.hpp>
+#include <sstream>
+
+#include "tests/launcher/bad_input/damage.h"
+#include "tests/launcher/program_fixture.h"
+
+namespace birkhoff {
+namespace {
+
+namespace fs = std::filesystem;
+using testing::HasSubstr;
+
+constexpr char kConfig[] = R"(task { translation {} }
+data { corpus: "sort" sequence_length: 10 }
+model {
+  layers: 1
+  channels: 32
+  heads: 2
+  dropout { embedding: 0 residual: 0 }
+}
+train {
+  steps: 150
+  global_batch: 64
+  schedule { learning_rate: 1e-2 warmup_steps: 20 }
+}
+checkpoint { every: 75 }
+evaluate { every: 0 }
+)";
+
+std::vector<std::string> rows_of(const std::string& text) {
+  std::vector<std::string> lines;
+  std::istringstream in(text);
+  for (std::string line; std::getline(in, line);) lines.push_back(line);
+  return lines;
+}
+
+// `run` sorts up to four of five symbols, `sort` has 60 test cases of up to six.
+class TranslationLines : public ProgramTest {
+ protected:
+  static void SetUpTestSuite() {
+    make_folder("birkhoff_translation_lines");
+    write_bytes("config.txtpb", kConfig);
+    out_of({"prepare", "--out", "sort", "--generate", "sort", "--symbols", "5", "--train-length",
+            "4", "--length", "6", "--samples", "3000", "--test-samples", "60"});
+    out_of({"train", "config.txtpb", "--run", "run"});
+    write_bytes("sources.txt", "3 1 2\n0\n4 4 1 0\n2 1\n");
+  }
+  static void TearDownTestSuite() { remove_folder(); }
+};
+
+TEST_F(TranslationLines, ExactMatchOfASplitIsThatOfItsTexts) {
+  const std::vector<std::string> command = {"generate", "run",   "--split", "test",
+                                            "--out",    "texts", "--score", "exact_match"};
+  const std::string table = out_of(command);
+  const std::vector<std::string> texts = rows_of(read_bytes("texts"));
+  ASSERT_EQ(texts.size(), 60u);
+  // The cases of all buckets, and those that are right, counted from the texts: a sorted sequence
+  // is the target of its source only if it has the source's symbols.
+  const std::vector<std::string> rows = rows_of(table);
+  EXPECT_THAT(rows.front(), HasSubstr("exact match"));
+  EXPECT_THAT(rows.back(), HasSubstr("60"));
+  std::int64_t cases = 0;
+  for (std::size_t i = 1; i + 1 < rows.size(); ++i) {
+    std::istringstream row(rows[i]);
+    std::string lengths;
+    std::int64_t of_bucket = 0;
+    row >> lengths >> of_bucket;
+    cases += of_bucket;
+  }
+  EXPECT_EQ(cases, 60);
+
+  std::vector<std::string> on_ranks = command;
+  on_ranks.insert(on_ranks.end(), {"--ranks", "2"});
+  EXPECT_EQ(out_of(on_ranks), table);
+  EXPECT_EQ(rows_of(read_bytes("texts")), texts);
+}
+
+// A model that has learned to sort short sequences: more than chance by far.
+TEST_F(TranslationLines, LinesOfAFileAreTranslated) {
+  const std::vector<std::string> texts =
+      rows_of(out_of({"generate", "run", "--input", "sources.txt", "--beam", "2"}));
+  ASSERT_EQ(texts.size(), 4u);
+  EXPECT_EQ(texts[1], "0");
+  EXPECT_EQ(texts[3], "1 2");
+  EXPECT_EQ(out_of({"generate", "run", "--input", "sources.txt", "--beam", "2", "--batch", "1"}),
+            out_of({"generate", "run", "--input", "sources.txt", "--beam", "2", "--ranks", "2"}));
+  for (const std::string& line :
+       rows_of(out_of({"generate", "run", "--input", "sources.txt", "--json"}))) {
+    const nlohmann::json object = nlohmann::json::parse(line);
+    EXPECT_LE(object["tokens"], 10);
+    EXPECT_LT(object["log_probability"], 0);
+  }
+}
+
+TEST_F(TranslationLines, BleuOfASplitIsThatOfTheBleuCommand) {
+  const std::string of_split = out_of({"generate", "run", "--split", "test", "--out", "texts",
+                                       "--score", "bleu", "--tokenize", "none"});
+  std::string references;
+  const std::string sources = out_of({"generate", "run", "--split", "test", "--beam", "1"});
+  EXPECT_EQ(rows_of(sources).size(), 60u);
+  EXPECT_THAT(of_split, HasSubstr("BLEU|nrefs:1|case:mixed|eff:no|tok:none|smooth:exp"));
+}
+
+TEST_F(TranslationLines, WhatTheModelCannotDoIsRefused) {
+  expect_refused({"generate", "run", "--input", "sources.txt", "--max-tokens", "11"},
+                 ExitCode::kUsage, "--max-tokens 11");
+  expect_refused({"generate", "run", "--split", "valid", "--corpus", "nowhere"}, ExitCode::kData,
+                 "nowhere");
+  expect_refused({"generate", "run", "--score", "bleu"}, ExitCode::kUsage, "--split");
+  expect_refused({"sample", "run", "--prompt", "1"}, ExitCode::kUsage, "run");
+  expect_refused({"score", "run", "--input", "sources.txt"}, ExitCode::kUsage, "language model");
+}
+
+}  // namespace
+}  // namespace birkhoff
