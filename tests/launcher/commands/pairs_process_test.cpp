@@ -114,7 +114,7 @@ TEST_F(PairsProcess, StepsOfPairsAreMeasured) {
 }
 
 TEST_F(PairsProcess, RefusesWhatIsNotOfPairs) {
-  expect_refused({"sample", "run", "--prompt", "a"}, ExitCode::kUsage, "generates no text");
+  expect_refused({"sample", "run", "--prompt", "one"}, ExitCode::kUsage, "generates no text");
   expect_refused({"analyse", "run", "--text", "train.source", "--html", "page.html"},
                  ExitCode::kUsage, "a model of pairs reads two texts");
   expect_refused({"eval", "run", "--text", "train.source"}, ExitCode::kUsage,
