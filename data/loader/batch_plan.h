@@ -1,5 +1,5 @@
-// Which samples a global batch takes: a function of the position in the data. A run can resume at
-// any batch, on any number of ranks, without an index.
+// The samples of each global batch: a function of the position in the data. A run can resume at any
+// batch, on any number of ranks, without an index.
 #pragma once
 
 #include <cstdint>
