@@ -25,12 +25,9 @@ struct Dtype {
   std::string_view name;
   c10::ScalarType type;
 };
-constexpr Dtype kDtypes[] = {{"F64", c10::ScalarType::Double},
-                             {"F32", c10::ScalarType::Float},
-                             {"BF16", c10::ScalarType::BFloat16},
-                             {"F16", c10::ScalarType::Half},
-                             {"I64", c10::ScalarType::Long},
-                             {"I32", c10::ScalarType::Int},
+constexpr Dtype kDtypes[] = {{"F64", c10::ScalarType::Double},    {"F32", c10::ScalarType::Float},
+                             {"BF16", c10::ScalarType::BFloat16}, {"F16", c10::ScalarType::Half},
+                             {"I64", c10::ScalarType::Long},      {"I32", c10::ScalarType::Int},
                              {"U8", c10::ScalarType::Byte}};
 
 // Bytes of a tensor, or -1 if the shape is negative or overflows 64 bits.
