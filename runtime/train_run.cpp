@@ -31,7 +31,7 @@
 #include "runtime/checkpoint/commit.h"
 #include "runtime/checkpoint/run_folder.h"
 #include "runtime/checkpoint/shared_verification.h"
-#include "runtime/checkpoint/warm_start.h"
+#include "runtime/weights/warm_start.h"
 #include "runtime/device_prefetcher.h"
 #include "runtime/optimizers/schedule.h"
 #include "runtime/reporting/progress.h"

@@ -5,7 +5,7 @@
 #include "cluster/base/text/plural.h"
 #include "launcher/commands.h"
 #include "launcher/runs/run_paths.h"
-#include "runtime/checkpoint/average.h"
+#include "runtime/weights/average.h"
 #include "runtime/checkpoint/run_folder.h"
 
 namespace birkhoff {

@@ -1,4 +1,4 @@
-#include "runtime/checkpoint/warm_start.h"
+#include "runtime/weights/warm_start.h"
 
 #include <ATen/ops/from_blob.h>
 #include <fmt/format.h>

@@ -1,5 +1,5 @@
 // Weights of another model: found by name, converted, and reported.
-#include "runtime/checkpoint/warm_start.h"
+#include "runtime/weights/warm_start.h"
 
 #include <ATen/ops/arange.h>
 #include <ATen/ops/equal.h>

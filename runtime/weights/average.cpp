@@ -1,4 +1,4 @@
-#include "runtime/checkpoint/average.h"
+#include "runtime/weights/average.h"
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/empty.h>

@@ -1,5 +1,5 @@
 // The mean of checkpoints: values, what else it holds, and what is refused.
-#include "runtime/checkpoint/average.h"
+#include "runtime/weights/average.h"
 
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
