@@ -60,6 +60,7 @@ double log_probability(TranslationModel& model, const Ids& source, const Ids& ta
   Ids previous = {kEndMark};
   previous.insert(previous.end(), target.begin(), target.end() - 1);
   batch.fields["previous"] = at::tensor(previous, at::kLong).unsqueeze(0);
+  batch.fields["mask"] = at::ones_like(batch.fields["previous"], at::kByte);
   const c10::AutoGradMode no_gradients(false);
   const at::Tensor log_p_TV = at::log_softmax(model.logits(batch, std::nullopt)[0], 1);
   double sum = 0;
