@@ -36,9 +36,9 @@ class Decoder : public StepDecoder {
 // Generates a target for each source.
 class SourceDecoder : public StepDecoder {
  public:
-  // The caches for the sources [B, S] of a batch, which has inputs and lengths (data/batch/batch.h).
-  // They are encoded once. The first token of a target follows that of field::kPrevious, an end
-  // mark. No gradients. Collective over the tensor axis.
+  // The caches for the sources of a batch, which has inputs [B, S] and lengths [B]
+  // (data/batch/batch.h). They are encoded once. The first token to decode is the one that precedes
+  // targets in training, an end mark. No gradients. Collective over the tensor axis.
   virtual std::unique_ptr<DecodeCache> decode_cache(const Batch& sources) = 0;
   // The maximum number of tokens of a source.
   virtual std::int64_t max_source_tokens() const = 0;

@@ -30,8 +30,8 @@ class OutputLayer {
   OutputLayer(const configs::Model& config, std::int64_t vocabulary,
               const TokenEmbedding& embedding, const Stack& stack, Parameters& parameters);
 
-  // The next two functions take outputs [B, T, C] of the stack in the compute dtype, or a slice if `tokens`
-  // are divided. Collective then over the tensor axis, as is the backward pass.
+  // The next two functions take outputs [B, T, C] of the stack in the compute dtype, or a slice if
+  // `tokens` are divided. Collective then over the tensor axis, as is the backward pass.
 
   // The logits [B, T, V], in the parameters' dtype. No gradients if the model is divided.
   at::Tensor logits(const at::Tensor& x_BTC, const TokenSlices& tokens) const;

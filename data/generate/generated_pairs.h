@@ -1,7 +1,7 @@
 // Corpora of pairs of symbol sequences: the algorithmic tasks of Tensor2Tensor
-// (tensor2tensor/data_generators/algorithmic.py). Lengths are uniform in 1, 2, ..., max, and symbols
-// are independent and uniform, with replacement. In train, max is train_length; in valid and test
-// it is `length`. Sample i of a split is a function of the seed (Philox).
+// (tensor2tensor/data_generators/algorithmic.py). Lengths are uniform in 1, 2, ..., max, and
+// symbols are independent and uniform, with replacement. In train, max is train_length; in valid
+// and test it is `length`. Sample i of a split is a function of the seed (Philox).
 #pragma once
 
 #include <cstdint>

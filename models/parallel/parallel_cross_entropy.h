@@ -1,6 +1,6 @@
 // Cross entropy of logits whose vocabulary is divided over a tensor-parallel group (Shoeybi et al.
-// 2019, "Megatron-LM", section 3): ranks exchange three numbers for each token, with label smoothing
-// four, and no logits.
+// 2019, "Megatron-LM", section 3): for each token, ranks exchange three numbers, with label
+// smoothing four, and no logits.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -31,8 +31,8 @@ BadInput data(std::string name, const std::string& sources, const std::string& t
 
 std::vector<BadInput> flags() {
   return {
-      usage("without targets of valid", "--train a.en --target a.de --valid a.en",
-            {"--valid-target", "0 files of targets for 1 file of sources"}),
+      usage("without targets of test", "--train a.en --target a.de --test a.en",
+            {"--test-target", "0 files of targets for 1 file of sources"}),
       usage("without sources of test", "a.en --target a.de --test-target a.de",
             {"--test-target", "1 file of targets for 0 files of sources"}),
       usage("with too few sources", "a.en --target a.de text/one.txt",
