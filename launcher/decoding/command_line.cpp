@@ -13,9 +13,27 @@ void CommandLine::add_generate() {
       "  birkhoff generate run/en-de --split test --score bleu");
   c->add_option("PATH", generate_.path, "run folder (its newest checkpoint) or checkpoint")
       ->required();
-  c->add_option("--input", generate_.input, "file with a prompt on each line; - for standard input")
+  CLI::Option* input =
+      c->add_option("--input", generate_.input,
+                    "file with a source or prompt on each line; - for standard input")
+          ->capture_default_str()
+          ->type_name("FILE");
+  CLI::Option* split = c->add_option("--split", generate_.split,
+                                     "generate the targets of a split of pairs: valid or test")
+                           ->check(CLI::IsMember({"valid", "test"}))
+                           ->excludes(input);
+  c->add_option("--corpus", generate_.corpus, "its corpus folder; default: the run's own")
+      ->type_name("DIR")
+      ->needs(split);
+  CLI::Option* score =
+      c->add_option("--score", generate_.score,
+                    "print this score of the split; the texts go to --out, if it names a file")
+          ->check(CLI::IsMember({"bleu", "exact_match"}))
+          ->needs(split);
+  c->add_option("--tokenize", generate_.tokenize, "tokenizer of BLEU")
+      ->check(CLI::IsMember({"13a", "intl", "none"}))
       ->capture_default_str()
-      ->type_name("FILE");
+      ->needs(score);
   c->add_option("--out", generate_.output,
                 "file to write when all lines are done; - for standard output")
       ->capture_default_str()

@@ -68,10 +68,12 @@ std::vector<std::string> command_line(const GenerateArguments& arguments) {
   if (arguments.max_tokens) add("--max-tokens", std::to_string(*arguments.max_tokens));
   if (!arguments.split.empty()) {
     add("--split", arguments.split);
-    add("--tokenize", arguments.tokenize);
   }
   if (!arguments.corpus.empty()) add("--corpus", arguments.corpus);
-  if (!arguments.score.empty()) add("--score", arguments.score);
+  if (!arguments.score.empty()) {
+    add("--score", arguments.score);
+    add("--tokenize", arguments.tokenize);
+  }
   if (arguments.output != "-") add("--out", arguments.output);
   if (arguments.json) line.emplace_back("--json");
   return line;

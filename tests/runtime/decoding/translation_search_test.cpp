@@ -19,8 +19,8 @@ namespace {
 
 using Ids = std::vector<std::int32_t>;
 
-constexpr std::int64_t kIds = 5, kMaxTokens = 3;
-constexpr std::int32_t kEnd = 1;
+constexpr std::int64_t kNumIds = 5, kLongestTarget = 3;
+constexpr std::int32_t kEndMark = 1;
 
 std::unique_ptr<Model> make_pair_model() {
   const configs::Config config = parse_config(
@@ -28,7 +28,7 @@ std::unique_ptr<Model> make_pair_model() {
       "model { layers: 2 channels: 8 heads: 2 bias: true }",
       "test", {});
   std::unique_ptr<Model> model = make_task(config)->make_model(
-      {.vocabulary = kIds, .source_vocabulary = kIds, .class_names = {}}, at::kCPU);
+      {.vocabulary = kNumIds, .source_vocabulary = kNumIds, .class_names = {}}, at::kCPU);
   const c10::AutoGradMode no_gradients(false);
   // So that probabilities differ much.
   for (const Parameter& parameter : model->parameters().list()) parameter.value.mul_(4);
@@ -57,9 +57,10 @@ Batch sources_of(const std::vector<Ids>& sources) {
 // The log-probability of a whole target.
 double log_probability(TranslationModel& model, const Ids& source, const Ids& target) {
   Batch batch = sources_of({source});
-  Ids previous = {kEnd};
+  Ids previous = {kEndMark};
   previous.insert(previous.end(), target.begin(), target.end() - 1);
   batch.fields["previous"] = at::tensor(previous, at::kLong).unsqueeze(0);
+  batch.fields["mask"] = at::ones_like(batch.fields["previous"], at::kByte);
   const c10::AutoGradMode no_gradients(false);
   const at::Tensor log_p_TV = at::log_softmax(model.logits(batch, std::nullopt)[0], 1);
   double sum = 0;
@@ -72,20 +73,21 @@ TEST(TranslationSearch, FindsTheBestOfAllTargetsForEachSourceOfABatch) {
   const std::unique_ptr<Model> made = make_pair_model();
   auto& model = dynamic_cast<TranslationModel&>(*made);
   const std::vector<Ids> sources = {{2, 3, 4, 1}, {4, 1}, {0, 2, 2, 3, 4, 0, 1}, {1}, {3, 3, 1}};
-  const SearchOptions wide{.beam = 100, .length_penalty = 0.6, .end_mark = kEnd};
+  const SearchOptions wide{.beam = 100, .length_penalty = 0.6, .end_mark = kEndMark};
   std::vector<SearchStart> starts;
   for (std::size_t i = 0; i < sources.size(); ++i)
-    starts.push_back({.last = kEnd, .max_tokens = 1 + static_cast<std::int64_t>(i) % kMaxTokens});
+    starts.push_back(
+        {.last = kEndMark, .max_tokens = 1 + static_cast<std::int64_t>(i) % kLongestTarget});
   const std::vector<FoundSequence> found =
       find_sequences(model, model.decode_cache(sources_of(sources)), starts, wide);
   for (std::size_t i = 0; i < sources.size(); ++i) {
     FoundSequence best;
     best.score = -INFINITY;
     const std::function<void(const Ids&)> extend = [&](const Ids& ids) {
-      for (std::int32_t id = 0; id < kIds; ++id) {
+      for (std::int32_t id = 0; id < kNumIds; ++id) {
         Ids target = ids;
         target.push_back(id);
-        if (id != kEnd && std::ssize(target) < starts[i].max_tokens) {
+        if (id != kEndMark && std::ssize(target) < starts[i].max_tokens) {
           extend(target);
           continue;
         }
@@ -98,7 +100,7 @@ TEST(TranslationSearch, FindsTheBestOfAllTargetsForEachSourceOfABatch) {
     EXPECT_EQ(found[i].ids, best.ids) << i;
     EXPECT_NEAR(found[i].score, best.score, 1e-10) << i;  // fp64, in another order
     // A narrow beam, alone and in the batch: the same sequence, and its own score is right.
-    const SearchOptions narrow{.beam = 2, .length_penalty = 0.6, .end_mark = kEnd};
+    const SearchOptions narrow{.beam = 2, .length_penalty = 0.6, .end_mark = kEndMark};
     const FoundSequence alone = find_sequences(model, model.decode_cache(sources_of({sources[i]})),
                                                {starts[i]}, narrow)[0],
                         together = find_sequences(model, model.decode_cache(sources_of(sources)),

@@ -70,7 +70,7 @@ TEST(Average, OfModelsWithOtherTensorsIsRefused) {
   std::vector<CheckpointFolder> checkpoints = saved(folder, {1, 2});
   auto& tensors = *checkpoints[1].manifest.mutable_tensor();
   const auto parameter = std::find_if(tensors.begin(), tensors.end(), [](const auto& tensor) {
-    return tensor.kind() == "parameter";
+    return tensor.kind() == "parameter" && tensor.global_shape_size() > 0;
   });
   const std::string name = parameter->name();
   const auto refusal = [&] {
