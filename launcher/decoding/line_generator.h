@@ -33,7 +33,7 @@ class LineGenerator {
 
 // max_tokens: ids to generate for each line; not set: 200 for a language model, and 50 more than
 // the source has for a translation model (T2T's limit). Sequences end at the end mark, if the
-// corpus had one. Error(kUsage) if the model generates no text, or has no space for so many ids.
+// corpus had one. Error(kUsage) if the model generates no text, or has no space for that many ids.
 // `model` must outlive the result.
 std::unique_ptr<LineGenerator> make_line_generator(const CheckpointFolder& checkpoint,
                                                    const std::string& path, Model& model,
