@@ -1,4 +1,4 @@
-// What a model makes of lines of text: a language model continues them, and a translation model
+// Text generated from lines: a language model continues them, and a translation model
 // translates them.
 #pragma once
 
