@@ -1,4 +1,4 @@
-// Texts that a model makes of lines: a language model continues them, and a translation model
+// Text generated from lines: a language model continues them, and a translation model
 // translates them.
 #pragma once
 
