@@ -291,7 +291,7 @@ TEST(TextClassifier, RefusesAnotherNumberOfClasses) {
   const auto task = make_task(parse_config(
       "task { classification { classes: 4 label: 'mood' } } data { corpus: 'none' }", "test", {}));
   try {
-    task->make_model({kVocabulary, {"bad", "fair", "good"}}, at::kCPU);
+    task->make_model({.vocabulary = kVocabulary, .class_names = {"bad", "fair", "good"}}, at::kCPU);
     FAIL() << "four classes were accepted";
   } catch (const Error& error) {
     EXPECT_EQ(error.code(), ExitCode::kConfig);
