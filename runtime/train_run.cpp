@@ -31,13 +31,13 @@
 #include "runtime/checkpoint/commit.h"
 #include "runtime/checkpoint/run_folder.h"
 #include "runtime/checkpoint/shared_verification.h"
-#include "runtime/weights/warm_start.h"
 #include "runtime/device_prefetcher.h"
 #include "runtime/optimizers/schedule.h"
 #include "runtime/reporting/progress.h"
 #include "runtime/reporting/reporter.h"
 #include "runtime/run_checks.h"
 #include "runtime/tasks/task.h"
+#include "runtime/weights/warm_start.h"
 
 namespace birkhoff {
 namespace {

@@ -5,8 +5,8 @@
 #include "cluster/base/text/plural.h"
 #include "launcher/commands.h"
 #include "launcher/runs/run_paths.h"
-#include "runtime/weights/average.h"
 #include "runtime/checkpoint/run_folder.h"
+#include "runtime/weights/average.h"
 
 namespace birkhoff {
 
