@@ -104,6 +104,11 @@ class TrainCheck {
 
   void check_batch_tokens() const {
     const auto& train = config_.train();
+    if (!config_.task().has_classification() && !config_.task().has_translation()) {
+      config_error(places_, "train.batch_tokens",
+                   "needs a task whose samples differ in length, classification or translation; "
+                   "leave it out, and use train.global_batch");
+    }
     const int target_length = config_.task().translation().target_length();
     const bool of_target = target_length > config_.data().sequence_length();
     const int longest = of_target ? target_length : config_.data().sequence_length();
