@@ -40,8 +40,8 @@ class BatchPlan {
 // Without batch_tokens, batches follow the order of the epoch (data/loader/sampler.h), and one may
 // span two epochs. With it, that order is cut into equal pools of at most kPoolSamples. The samples
 // of a pool are sorted by length and cut into batches, which come in an order keyed by (seed,
-// epoch, pool). The lengths of a pool are read when its first batch is planned. Each batch has at least
-// half as many samples as fit if all are as long as the longest, unless the epoch has fewer.
+// epoch, pool). The lengths of a pool are read when its first batch is planned. Each batch has at
+// least half as many samples as fit if all are as long as the longest, unless the epoch has fewer.
 inline constexpr std::int64_t kPoolSamples = 1 << 14;
 std::unique_ptr<BatchPlan> make_batch_plan(SampleSource& source, const BatchPlanOptions& options);
 

@@ -24,7 +24,8 @@ void RandomConfig::fill(Message& message, bool hostile) {
   const auto& reflection = *message.GetReflection();
   for (int i = 0; i < message.GetDescriptor()->field_count(); ++i) {
     const FieldDescriptor* field = message.GetDescriptor()->field(i);
-    if (field->name() == "include" || one_in(3)) continue;
+    // These two name files.
+    if (field->name() == "include" || field->name() == "warm_start" || one_in(3)) continue;
     if (field->cpp_type() == FieldDescriptor::CPPTYPE_MESSAGE) {
       if (field->real_containing_oneof() && one_in(2)) continue;
       std::uint64_t count = field->is_repeated() ? below(3) : 1;

@@ -22,7 +22,8 @@ using testing::IsEmpty;
 
 // As the loader makes it.
 Batch batch_of(const configs::Config& config) {
-  if (reads_images(config.task()) || config.task().has_point_sets()) {
+  if (reads_images(config.task()) || config.task().has_point_sets() ||
+      config.task().has_translation()) {
     return make_task(config)->synthetic_batch(kVocabulary, at::kCPU);
   }
   Batch batch = make_batch(config.train().global_batch(), config.data().sequence_length());

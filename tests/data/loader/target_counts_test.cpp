@@ -366,7 +366,7 @@ TEST(PairTargets, AreTheTextOfTargets) {
   const TargetCounts cut = count_pair_targets(corpus, {.source_length = 2, .target_length = 5}, 3);
   EXPECT_EQ(cut.tokens, 5 + 5 + 5);
   EXPECT_EQ(cut.bytes, 5 + 4 + 5);
-  EXPECT_EQ(cut.words, 2 + 1 + 1);
+  EXPECT_EQ(cut.words, 1 + 1 + 1);
 }
 
 // The text of unknown tokens follows the targets, also those that are cut.
@@ -385,9 +385,9 @@ TEST(PairTargets, UnknownWordsCostTheirText) {
                               {.split = "valid", .source_length = 9, .target_length = length}, 2);
   };
   EXPECT_EQ(counts(99).unknown_tokens, 2);
-  EXPECT_EQ(counts(99).unknown_bytes, 7 + 6);
+  EXPECT_EQ(counts(99).unknown_bytes, 8 + 6);  // " unseenA", "second"
   EXPECT_EQ(counts(1).unknown_tokens, 1);
-  EXPECT_EQ(counts(1).unknown_bytes, 6);  // "second"
+  EXPECT_EQ(counts(1).unknown_bytes, 6);
 }
 
 }  // namespace
