@@ -11,6 +11,7 @@
 #include <cctype>
 #include <cstdlib>
 
+#include "configs/loader/check.h"
 #include "helpers.h"
 #include "random_config.h"
 #include "runtime/tasks/task.h"
@@ -198,8 +199,11 @@ class RandomConfigs : public testing::Test {
     if (classifies) batch.fields["lengths"] = at::full({1}, length, at::kLong);
     if (classifies) batch.fields["labels"] = at::ones({1}, at::kLong);
     batch.sample_ids_B = at::zeros({1}, at::kLong);
+    if (config.task().has_translation()) {
+      batch = make_task(config)->synthetic_batch(kVocabulary, at::kCPU).narrow(0, 1);
+    }
     EXPECT_EQ(model->loss_sums(batch, std::nullopt).count.item<double>(),
-              classifies ? 1.0 : static_cast<double>(length));
+              classifies ? 1.0 : static_cast<double>(target_length(config)));
     ++num_runs_;
     num_image_runs_ += image.has_value();
     num_point_runs_ += config.task().has_point_sets();

@@ -263,13 +263,6 @@ std::vector<BadInput> of_train() {
   return {
       train("without a corpus", "--set data.corpus=", ExitCode::kConfig,
             {"data.corpus is not set", "birkhoff prepare"}),
-      train("with the weights of nothing", "--set train.warm_start.from=none",
-            ExitCode::kCheckpoint,
-            {"train.warm_start.from: none: there is no such file or folder"}),
-      train("with a rule for names that it does not have",
-            "--set train.warm_start.from=run --set 'train.warm_start.rename=[\"q=r\"]'",
-            ExitCode::kConfig,
-            {"train.warm_start.rename", "no tensor of this run begins with 'q'"}),
       train("on a missing corpus", "--set data.corpus=nowhere", ExitCode::kData,
             {"nowhere", "birkhoff prepare"}),
       train("on a run as its corpus", "--set data.corpus=run", ExitCode::kData,
