@@ -120,7 +120,7 @@ class TrainCheck {
     if (train.global_batch() != longest_samples(config_)) {
       config_error(places_, "train.global_batch",
                    "{} is not {}, the number of the longest samples that fit in "
-                   "train.batch_tokens {}; leave it out",
+                   "train.batch_tokens {}; leave it out, or set it to that",
                    train.global_batch(), longest_samples(config_), train.batch_tokens());
     }
     if (train.invariant().shards() > 0) {

@@ -92,6 +92,8 @@ void set_sizes(const PrepareOptions& options, TokenizerOptions& tokenizer) {
 void check_pairs(const PrepareOptions& options) {
   const auto check_files = [](const char* source, const std::vector<std::string>& sources,
                               const char* target, const std::vector<std::string>& targets) {
+    if (std::ranges::find(sources, "") != sources.end())
+      fail(ExitCode::kUsage, "{}: the name of a file is empty", source);
     if (sources.size() == targets.size()) return;
     fail(ExitCode::kUsage,
          "{}: {} of targets for {} of sources ({}); file i of one belongs to file i of the other, "

@@ -99,7 +99,7 @@ void CommandLine::add_bleu() {
   c->add_option("--tokenize", bleu_.tokenize, "tokenizer of sacreBLEU")
       ->check(CLI::IsMember({"13a", "intl", "none"}))
       ->capture_default_str();
-  c->add_flag("--json", bleu_.json, "print one JSON object (see docs/evaluation.md)");
+  c->add_flag("--json", bleu_.json, "print one JSON object (see docs/decoding.md)");
 }
 
 void CommandLine::add_average() {

@@ -57,6 +57,7 @@ std::vector<BadInput> flags() {
             {"--source-tokenizer", "--like"}),
       usage("like a single document", "a.en --target a.de --like corpus",
             {"--like", "no end mark", "sources and targets"}),
+      usage("with an empty name", "'' --target a.de", {"--train", "name of a file is empty"}),
       usage("with --vocab-size for bytes", "a.en --target a.de --vocab-size 400",
             {"--vocab-size 400", "bytes"}),
   };
