@@ -46,6 +46,7 @@ class TrainCheck {
                    "nesterov out");
     }
     if (train.batch_tokens() > 0) check_batch_tokens();
+    check_warm_start();
     if (has_batch_norm(config_.task())) check_batch_norm();
     if (train.cuda_graph()) check_cuda_graph();
     check_schedule();
@@ -70,6 +71,14 @@ class TrainCheck {
                        "{} leaves nothing between train.schedule.warmup_steps {} and decay_steps "
                        "{}; use more steps, or 0 for train.steps",
                        schedule.steps(), schedule.warmup_steps(), schedule.decay_steps());
+        }
+        if (const std::int64_t end =
+                schedule.steps() > 0 ? schedule.steps() : config_.train().steps();
+            schedule.decay_steps() > 0 && schedule.warmup_steps() + schedule.decay_steps() > end) {
+          config_error(places_, "train.schedule.decay_steps",
+                       "{} and train.schedule.warmup_steps {} are more than the {} of the "
+                       "schedule; the peak is never reached",
+                       schedule.decay_steps(), schedule.warmup_steps(), counted(end, "step"));
         }
         break;
       case configs::Schedule::rsqrt:
@@ -99,6 +108,21 @@ class TrainCheck {
       if (schedule.decay_epoch(i) > last) continue;
       config_error(places_, fmt::format("train.schedule.decay_epoch.{}", i),
                    "{} is not above {}; epochs must be ascending", schedule.decay_epoch(i), last);
+    }
+  }
+
+  void check_warm_start() const {
+    const auto& warm_start = config_.train().warm_start();
+    for (int i = 0; i < warm_start.rename_size(); ++i) {
+      const std::string path = fmt::format("train.warm_start.rename.{}", i);
+      const std::string& rule = warm_start.rename(i);
+      if (warm_start.from().empty()) {
+        config_error(places_, path, "has no effect without train.warm_start.from; leave it out");
+      }
+      if (rule.find('=') == std::string::npos || rule.front() == '=') {
+        config_error(places_, path, "'{}' is not A=B, the start of a name here and its start there",
+                     rule);
+      }
     }
   }
 

@@ -25,17 +25,6 @@ std::int64_t edit_distance(const Ids& a, const Ids& b) {
   return distances.back();
 }
 
-Ids through_end_mark(Ids ids, std::int32_t end_mark) {
-  const auto mark = std::find(ids.begin(), ids.end(), end_mark);
-  if (mark != ids.end()) ids.erase(mark + 1, ids.end());
-  return ids;
-}
-
-Ids without_padding(Ids ids, std::int32_t padding) {
-  std::erase(ids, padding);
-  return ids;
-}
-
 void SequenceScores::add(const Ids& prediction, const Ids& reference) {
   ++cases;
   exact += prediction == reference;

@@ -20,14 +20,6 @@ using Ids = std::vector<std::int32_t>;
 // The minimum number of edits that make one sequence the other. Time: the product of the lengths.
 std::int64_t edit_distance(const Ids& a, const Ids& b);
 
-// The ids up to and including the first end mark; all if there is none.
-Ids through_end_mark(Ids ids, std::int32_t end_mark);
-// The ids that T2T compares: those that are not the padding id, wherever they are. Of a prediction
-// that is as long as its padded batch, ids at padded positions count, so the edit distance depends
-// on the batch.
-Ids without_padding(Ids ids, std::int32_t padding);
-
-// Integers, so sums over ranks are exact.
 struct SequenceScores {
   std::int64_t cases = 0, exact = 0, edits = 0, reference_ids = 0;
 
@@ -45,7 +37,7 @@ class ScoresByLength {
 
   // The reference ends with an end mark.
   void add(const Ids& prediction, const Ids& reference);
-  std::array<SequenceScores, kBuckets>& buckets() { return buckets_; }
+  const std::array<SequenceScores, kBuckets>& buckets() const { return buckets_; }
   SequenceScores total() const;
   // A line per bucket that has cases, and one for all: lengths, cases, exact match in percent, edit
   // distance.

@@ -72,9 +72,10 @@ void CommandLine::add_prepare() {
       "--target", prepare_.targets,
       "for pairs: files of targets, as many as of sources (PATH or --train); line i of a file "
       "belongs to line i of its source");
-  targets("--valid-target", prepare_.valid_targets,
-          "for pairs: the targets of the files of --valid");
-  targets("--test-target", prepare_.test_targets, "for pairs: the targets of the files of --test");
+  CLI::Option* valid_target = targets("--valid-target", prepare_.valid_targets,
+                                      "for pairs: the targets of the files of --valid");
+  CLI::Option* test_target = targets("--test-target", prepare_.test_targets,
+                                     "for pairs: the targets of the files of --test");
   c->add_option("--source-tokenizer", prepare_.source_tokenizer,
                 "for pairs: a tokenizer of the sources alone, as --tokenizer, which is then the "
                 "targets'; else both share one")
@@ -86,11 +87,13 @@ void CommandLine::add_prepare() {
            "for tables (.tsv), whose rows are documents: column of the text, by name or by number "
            "from 1")
           ->type_name("COLUMN");
-  c->add_option("--label-column", prepare_.label_column,
-                "for tables: column of the label, by name or by number from 1")
-      ->type_name("COLUMN");
-  c->add_flag("--header", prepare_.header,
-              "for tables with columns given by number: skip the first line of each file");
+  CLI::Option* label_column =
+      c->add_option("--label-column", prepare_.label_column,
+                    "for tables: column of the label, by name or by number from 1")
+          ->type_name("COLUMN");
+  CLI::Option* header =
+      c->add_flag("--header", prepare_.header,
+                  "for tables with columns given by number: skip the first line of each file");
   CLI::Option* generate =
       c->add_option(
            "--generate", prepare_.generate,
@@ -98,7 +101,8 @@ void CommandLine::add_prepare() {
            "source (copy), its reverse, or its symbols sorted")
           ->check(CLI::IsMember(GeneratedPairs::tasks()));
   for (CLI::Option* other : std::initializer_list<CLI::Option*>{
-           tokenizer, like, vocabulary, lines, separator, jsonl, target, text_column})
+           tokenizer, like, vocabulary, lines, separator, jsonl, target, valid_target, test_target,
+           text_column, label_column, header})
     generate->excludes(other);
   GeneratedPairs& pairs = prepare_.generated;
   add_number(c, "--symbols", pairs.symbols, 1, GeneratedPairs::kMaxSymbols,

@@ -296,6 +296,13 @@ int generate_and_describe(const PrepareArguments& arguments, std::ostream& out, 
     fail(ExitCode::kUsage, "{} {}: --generate makes pairs without an input; leave it out",
          arguments.texts.front().option, arguments.texts.front().value);
   }
+  if (ranks_to_run_on(std::nullopt) > 1) {
+    fail(ExitCode::kUsage, "--generate: makes pairs in one process; start it without a launcher");
+  }
+  if (arguments.unlabeled || arguments.skip_damaged) {
+    fail(ExitCode::kUsage, "{}: --generate makes pairs without an input; leave it out",
+         arguments.unlabeled ? "--unlabeled" : "--skip-damaged");
+  }
   GeneratedPairs pairs = arguments.generated;
   pairs.task = arguments.generate;
   if (!generate_pairs(arguments.out, pairs))

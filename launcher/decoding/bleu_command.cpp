@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <ostream>
@@ -30,13 +31,16 @@ std::string json_of(const BleuCounts& counts, int num_references, BleuTokenizer 
 
 int bleu_command(const BleuArguments& arguments, std::ostream& out) {
   const BleuTokenizer tokenizer = bleu_tokenizer(arguments.tokenize);
+  if ((arguments.hypotheses == "-") + std::ranges::count(arguments.references, "-") > 1) {
+    fail(ExitCode::kUsage, "-: standard input can be only one of the files; name the others");
+  }
   TextLines hypotheses = open_lines(arguments.hypotheses);
   std::vector<TextLines> references;
   for (const std::string& path : arguments.references) references.push_back(open_lines(path));
 
   BleuCounts counts;
   std::int64_t num_segments = 0;
-  for (bool is_last = false; !is_last;) {
+  for (;;) {
     const std::optional<std::string_view> hypothesis = hypotheses.next();
     std::vector<std::string_view> of_segment;
     for (std::size_t i = 0; i < references.size(); ++i) {
@@ -50,8 +54,7 @@ int bleu_command(const BleuArguments& arguments, std::ostream& out) {
       }
       if (reference) of_segment.push_back(*reference);
     }
-    is_last = !hypothesis;
-    if (is_last) break;
+    if (!hypothesis) break;
     check_utf8(*hypothesis, hypotheses.place());
     for (std::size_t i = 0; i < references.size(); ++i)
       check_utf8(of_segment[i], references[i].place());

@@ -1,8 +1,10 @@
 #include <ATen/ops/sum.h>
 #include <signal.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cstring>
+#include <filesystem>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <ostream>
@@ -10,6 +12,7 @@
 #include "cluster/base/error.h"
 #include "cluster/base/files/file.h"
 #include "cluster/base/text/plural.h"
+#include "cluster/base/text/utf8.h"
 #include "data/loader/sample_source.h"
 #include "data/scores/bleu.h"
 #include "data/scores/sequence_scores.h"
@@ -28,6 +31,8 @@ namespace {
 
 // Padded ids in a batch: beyond a few thousand, larger batches are hardly faster.
 constexpr std::int64_t kMaxBatchTokens = 16384;
+// Sequences that are continued at a time, which is what a wide beam costs.
+constexpr std::int64_t kMaxRows = 4096;
 
 SearchOptions options_of(const GenerateArguments& arguments) {
   SearchOptions options;
@@ -179,8 +184,9 @@ class Generation {
   std::vector<FoundSequence> sequences_for(const std::vector<std::vector<std::int32_t>>& sources) {
     std::vector<std::int64_t> lengths;
     for (const auto& source : sources) lengths.push_back(std::ssize(source));
-    const Batches batches = batches_by_length(lengths, arguments_.batch, kMaxBatchTokens,
-                                              generator_->needs_equal_lengths());
+    const Batches batches = batches_by_length(
+        lengths, std::max<std::int64_t>(1, std::min(arguments_.batch, kMaxRows / arguments_.beam)),
+        kMaxBatchTokens, generator_->needs_equal_lengths());
     const auto generate_batch = [&](const std::vector<std::size_t>& batch) {
       std::vector<std::vector<std::int32_t>> of_batch;
       std::vector<std::uint64_t> numbers;
@@ -255,7 +261,7 @@ std::string generate_split(const GenerateArguments& arguments, Generation& gener
       world.rank() == 0 && !cut.empty()) {
     err << "birkhoff: warning: " << cut << '\n';
   }
-  const BleuTokenizer bleu_words = bleu_tokenizer(arguments.tokenize);
+  const BleuTokenizer tokenizer = bleu_tokenizer(arguments.tokenize);
   BleuCounts bleu;
   ScoresByLength scores;
   constexpr std::int64_t kRound = 4096;
@@ -276,14 +282,16 @@ std::string generate_split(const GenerateArguments& arguments, Generation& gener
     for (std::size_t i = 0; i < found.size(); ++i) {
       (lines += generation.printer.line(found[i])) += '\n';
       if (arguments.score == "bleu") {
-        bleu.add(generation.printer.text(found[i].ids), {generation.printer.text(references[i])},
-                 bleu_words);
+        // A byte model may write anything, and a cut target may end inside a character.
+        const std::string hypothesis = with_replacements(generation.printer.text(found[i].ids)),
+                          reference = with_replacements(generation.printer.text(references[i]));
+        bleu.add(hypothesis, {reference}, tokenizer);
       }
       if (arguments.score == "exact_match") scores.add(found[i].ids, references[i]);
     }
     print(lines);
   }
-  if (arguments.score == "bleu") return bleu_line(bleu, 1, bleu_words) + '\n';
+  if (arguments.score == "bleu") return bleu_line(bleu, 1, tokenizer) + '\n';
   if (arguments.score == "exact_match") return scores.table();
   return "";
 }
@@ -309,9 +317,10 @@ void generate_on_ranks(const GenerateArguments& arguments, ProcessGroup& world, 
       run([&](const std::string& text) { file.write_all(text); });
     });
   } else {
+    const bool terminal = isatty(STDOUT_FILENO) != 0;
     run([&](const std::string& text) {
       if (!arguments.score.empty()) return;  // only the score is printed
-      out << text;
+      out << (terminal ? terminal_text(text) : text);
       flush_output(out);
     });
   }
@@ -323,6 +332,17 @@ void generate_on_ranks(const GenerateArguments& arguments, ProcessGroup& world, 
 int generate_command(const GenerateArguments& arguments, std::ostream& out, std::ostream& err) {
   signal(SIGPIPE, SIG_DFL);  // when the reader of a pipe has left, end without a message
   options_of(arguments);
+  // Found before hours of work: the file replaces what is there when all is done.
+  if (arguments.output.empty() || (std::filesystem::exists(arguments.output) &&
+                                   !std::filesystem::is_regular_file(arguments.output))) {
+    if (arguments.output != "-") {
+      fail(ExitCode::kUsage, "--out {}: is not the name of a file; leave it out for the output",
+           arguments.output.empty() ? "''" : arguments.output);
+    }
+  }
+  if (arguments.json && !arguments.score.empty() && arguments.output == "-") {
+    fail(ExitCode::kUsage, "--json: only the score is printed; give --out for the texts");
+  }
   const RanksOfCommand where{.ranks = arguments.ranks,
                              .device = arguments.device,
                              .command_line = command_line(arguments),

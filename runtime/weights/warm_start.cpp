@@ -35,11 +35,7 @@ std::vector<Rule> rules_of(const configs::WarmStart& warm_start) {
   std::vector<Rule> rules;
   for (const std::string& text : warm_start.rename()) {
     const std::size_t at = text.find('=');
-    if (at == std::string::npos || at == 0) {
-      fail(ExitCode::kConfig,
-           "train.warm_start.rename: '{}' is not A=B, the start of a name here and its start there",
-           text);
-    }
+    require(at != std::string::npos && at > 0, "rules of a checked configuration are A=B");
     rules.push_back({text.substr(0, at), text.substr(at + 1)});
   }
   return rules;

@@ -30,8 +30,8 @@ struct WarmStartReport {
 
 // Fills the parameters and statistics among `parts` from tensors of the files, whose names are
 // changed by warm_start.rename and whose types are converted. Every rank that holds a part reads
-// it. Error(kConfig) if no tensor fits, or a rule has no "=" or fits no name. Error(kCheckpoint) if
-// a file is no safetensors file.
+// it. Error(kConfig) if no tensor fits, or a rule fits no name. Error(kCheckpoint) if a file is no
+// safetensors file.
 WarmStartReport warm_start(const configs::WarmStart& warm_start,
                            const std::vector<std::filesystem::path>& files,
                            std::vector<TensorPart>& parts);

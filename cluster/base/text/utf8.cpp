@@ -1,5 +1,7 @@
 #include "cluster/base/text/utf8.h"
 
+#include <algorithm>
+
 #include <array>
 #include <cstring>
 
@@ -52,6 +54,20 @@ std::size_t find_invalid_utf8(std::string_view text) {
     i += static_cast<std::size_t>(bytes);
   }
   return std::string_view::npos;
+}
+
+std::string with_replacements(std::string_view text) {
+  std::string result;
+  for (std::size_t at = 0; at < text.size();) {
+    const int bytes = utf8_at(text, at).bytes;
+    if (bytes > 0) {
+      result += text.substr(at, static_cast<std::size_t>(bytes));
+    } else {
+      append_utf8(0xfffd, result);
+    }
+    at += static_cast<std::size_t>(std::max(bytes, 1));
+  }
+  return result;
 }
 
 std::size_t complete_utf8(std::string_view text) {

@@ -17,6 +17,9 @@ Utf8Character utf8_at(std::string_view text, std::size_t position);
 // Offset of the first invalid sequence, or npos.
 std::size_t find_invalid_utf8(std::string_view text);
 
+// The text with U+FFFD in place of each byte that belongs to no character.
+std::string with_replacements(std::string_view text);
+
 // Length of the text without an incomplete character at its end, so that a longer text can be cut
 // there. Leaves out at most three bytes, and no invalid ones.
 std::size_t complete_utf8(std::string_view text);

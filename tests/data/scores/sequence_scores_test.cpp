@@ -71,18 +71,6 @@ TEST(SequenceScores, CountTheEndMarkAndWeighByLength) {
   EXPECT_TRUE(std::isnan(SequenceScores().exact_match()));
 }
 
-// A prediction as long as its batch has ids at padded positions. T2T counts those as insertions,
-// and the ids up to the first end mark do not.
-TEST(SequenceScores, DifferAtPaddedPositionsAsInT2T) {
-  constexpr std::int32_t kPadding = 0, kEnd = 1;
-  const Ids reference_row = {5, 6, kEnd, 0, 0}, prediction_row = {5, 6, kEnd, 9, 0};
-  const Ids reference = without_padding(reference_row, kPadding);
-  EXPECT_EQ(edit_distance(without_padding(prediction_row, kPadding), reference), 1);
-  EXPECT_EQ(edit_distance(through_end_mark(prediction_row, kEnd), reference), 0);
-  EXPECT_EQ(through_end_mark({5, 6}, kEnd), (Ids{5, 6}));
-  EXPECT_EQ(through_end_mark({kEnd, 5, kEnd}, kEnd), (Ids{kEnd}));
-}
-
 TEST(ScoresByLength, AreTheScoresOfTheirCases) {
   constexpr std::int32_t kEnd = 1;
   ScoresByLength scores;

@@ -129,6 +129,20 @@ std::vector<BadInput> contradictions() {
                "train.schedule.decay_epoch=[0]",
        .code = ExitCode::kConfig,
        .words = {"train.schedule.decay_epoch.0", "must be in [1, ", "is 0"}},
+      {.name = "a decay longer than the run",
+       .line = "config print good.txtpb --set train.schedule.shape=warmup_stable_decay --set "
+               "train.schedule.decay_steps=1000000",
+       .code = ExitCode::kConfig,
+       .words = {"train.schedule.decay_steps", "1000000", "the peak is never reached"}},
+      {.name = "a rule for names of no model",
+       .line = "config print good.txtpb --set 'train.warm_start.rename=[\"a=b\"]'",
+       .code = ExitCode::kConfig,
+       .words = {"train.warm_start.rename.0", "no effect without train.warm_start.from"}},
+      {.name = "a rule for names without a mark",
+       .line = "config print good.txtpb --set train.warm_start.from=run --set "
+               "'train.warm_start.rename=[\"a.\"]'",
+       .code = ExitCode::kConfig,
+       .words = {"train.warm_start.rename.0", "'a.' is not A=B"}},
       {.name = "a schedule that ends in its warm-up",
        .line = "config print good.txtpb --set train.schedule.warmup_steps=9 --set "
                "train.schedule.steps=9",
