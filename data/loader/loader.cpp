@@ -205,19 +205,40 @@ class TrainLoader::Impl : public std::enable_shared_from_this<TrainLoader::Impl>
       const auto open = std::ranges::find_if(
           queue_, [](const auto& each) { return each->num_taken < each->num_rows(); });
       if (open != queue_.end()) found = *open;
-      return stop_ || found || has_room();
+      return stop_ || found || (has_room() && !planning_);
     });
     if (stop_) return std::nullopt;
     if (!found) {
       found = std::make_shared<Filling>();
+      found->num_threads = 1;  // it is not done
       queue_.push_back(found);
+      planning_ = true;
+      const bool found_slow_row = found_slow_row_;
+      PlannedBatch planned;
+      Batch batch;
+      std::exception_ptr error;
+      lock.unlock();  // a plan may read lengths, and next() must be able to give up meanwhile
       try {
-        part.announced = rows_to_announce();
-        start_batch(*found);
+        part.announced = rows_to_announce(found_slow_row);
+        planned = plan_->at(consumed_);
+        const auto num_rows = static_cast<std::int64_t>(planned.rows.size());
+        batch = pool_.get(num_rows, [&] { return source_->make_batch(num_rows); });
+        batch.global_size = planned.size;
+        consumed_ += planned.size;
       } catch (...) {
-        stop_at(*found);
+        error = std::current_exception();
+      }
+      lock.lock();
+      planning_ = false;
+      found->num_threads = 0;
+      if (error) {
+        stop_at(*found, error);
         return std::nullopt;
       }
+      found->batch = std::move(batch);
+      found->rows = std::move(planned.rows);
+      found->longest = planned.longest;
+      if (stop_) return std::nullopt;
     }
     const auto num_readers = static_cast<std::int64_t>(readers_.size());
     const std::int64_t begin = found->num_taken;
@@ -232,22 +253,12 @@ class TrainLoader::Impl : public std::enable_shared_from_this<TrainLoader::Impl>
     return part;
   }
 
-  // Lists the rows of the next batch, which get memory. Call with mutex_.
-  void start_batch(Filling& filling) {
-    PlannedBatch planned = plan_->at(consumed_);
-    filling.rows = std::move(planned.rows);
-    filling.longest = planned.longest;
-    filling.batch =
-        pool_.get(filling.num_rows(), [&] { return source_->make_batch(filling.num_rows()); });
-    filling.batch.global_size = planned.size;
-    consumed_ += planned.size;
-  }
-
-  // Rows of the next batches, about kRowsAhead of them in all, that were not announced yet. Call
-  // with mutex_.
-  std::vector<SampleSource::Row> rows_to_announce() {
+  // Rows of the next batches, about kRowsAhead of them in all, that were not announced yet. For the
+  // thread that plans.
+  std::vector<SampleSource::Row> rows_to_announce(bool found_slow_row) {
     std::vector<SampleSource::Row> rows;
-    if (announced_ > 0 && !found_slow_row_) return rows;
+    if (source_->lengths_vary()) return rows;  // such sources announce nothing
+    if (announced_ > 0 && !found_slow_row) return rows;
     announced_ = std::max(announced_, consumed_);
     while (announced_ < consumed_ + kRowsAhead * options_.batches.size) {
       const PlannedBatch planned = plan_->at(announced_);
@@ -273,17 +284,16 @@ class TrainLoader::Impl : public std::enable_shared_from_this<TrainLoader::Impl>
       lasted = Clock::now() - start;
     } catch (...) {
       const std::lock_guard lock(mutex_);
-      stop_at(of);
+      stop_at(of, std::current_exception());
     }
     const std::lock_guard lock(mutex_);
     --of.num_threads;
     found_slow_row_ |= lasted > kSlowRow * part.rows.size();
   }
 
-  // The present exception ends the loader: batches before this one are still valid. Call with
-  // mutex_.
-  void stop_at(Filling& filling) {
-    if (!filling.error) filling.error = std::current_exception();
+  // The error ends the loader: batches before this one are still valid. Call with mutex_.
+  void stop_at(Filling& filling, const std::exception_ptr& error) {
+    if (!filling.error) filling.error = error;
     stop_ = true;
     taken_.notify_all();
   }
@@ -297,13 +307,15 @@ class TrainLoader::Impl : public std::enable_shared_from_this<TrainLoader::Impl>
   const LoaderOptions options_;
   int max_readers_;  // used only by the caller
   const std::unique_ptr<SampleSource> source_;
-  // Guarded by mutex_.
-  std::mutex mutex_;
+  // Used by one thread at a time, the one that has set planning_.
   const std::unique_ptr<BatchPlan> plan_;
   BatchPool pool_;  // batches in the queue and held by the consumer
   std::int64_t consumed_;
+  std::int64_t announced_ = 0;  // position up to which rows were announced
+  // Guarded by mutex_.
+  std::mutex mutex_;
+  bool planning_ = false;  // a thread plans the next batch
   bool found_slow_row_ = false;
-  std::int64_t announced_ = 0;     // position up to which rows were announced
   std::condition_variable taken_;  // a batch was taken, or stop_ was set
   std::deque<std::shared_ptr<Filling>> queue_;
   bool stop_ = false;

@@ -84,6 +84,37 @@ TEST(TrainLoader, CanBeLeftWhileItWaits) {
   gate.set_value();
 }
 
+// A source whose lengths from its third sample on come only once `gate` opens.
+class StuckLengths final : public StuckSource {
+ public:
+  explicit StuckLengths(const std::shared_future<void>& gate) : StuckSource(gate), gate_(gate) {}
+  bool lengths_vary() const override { return true; }
+  bool trims() const override { return true; }
+  SampleLength length(std::int64_t) override {
+    if (++num_lengths_ == 3) gate_.wait();
+    return {.source = 1};
+  }
+  void fill(Batch&, const std::vector<Row>&) override {}
+
+ private:
+  const std::shared_future<void> gate_;
+  int num_lengths_ = 0;
+};
+
+TEST(TrainLoader, CanBeLeftWhileABatchIsPlanned) {
+  std::promise<void> gate;
+  {
+    TrainLoader loader(std::make_unique<StuckLengths>(gate.get_future().share()),
+                       {.batches = {.global_batch = 2}}, 0);
+    int asked = 0;
+    const auto gives_up = [&] { return ++asked == 3; };
+    loader.next();  // the one before, although the next is being planned
+    EXPECT_FALSE(loader.next(gives_up));
+    EXPECT_EQ(asked, 3);
+  }  // does not wait for the thread
+  gate.set_value();
+}
+
 TEST_F(LoaderTest, RanksTogetherReadWhatOneReads) {
   for (const int size : {2, 3, 4, 9}) {  // none of these divides 7; of 9 ranks, two get nothing
     WindowLoader whole(*corpus_, options(10, 7), 0);
