@@ -187,7 +187,7 @@ TEST(SequenceSearch, WideBeamFindsTheBestOfAllSequences) {
                           found_with_penalty.end() - third));
 }
 
-// Many sources at a time, with ties: what each would find alone, by the rules.
+// In a batch each source finds what it finds by itself, also where scores are equal.
 TEST(SequenceSearch, SourcesOfABatchFindWhatTheyFindAlone) {
   constexpr std::int64_t kVocabulary = 6;
   for (const int steps : {kDistinct, 3}) {

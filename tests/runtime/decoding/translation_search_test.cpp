@@ -99,7 +99,7 @@ TEST(TranslationSearch, FindsTheBestOfAllTargetsForEachSourceOfABatch) {
     extend({});
     EXPECT_EQ(found[i].ids, best.ids) << i;
     EXPECT_NEAR(found[i].score, best.score, 1e-10) << i;  // fp64, in another order
-    // A narrow beam, alone and in the batch: the same sequence, and its own score is right.
+    // A narrow beam finds the same sequence in the batch as by itself, with its score.
     const SearchOptions narrow{.beam = 2, .length_penalty = 0.6, .end_mark = kEndMark};
     const FoundSequence alone = find_sequences(model, model.decode_cache(sources_of({sources[i]})),
                                                {starts[i]}, narrow)[0],
