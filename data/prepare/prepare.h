@@ -31,8 +31,8 @@ struct PrepareOptions {
   // a vocabulary or model (data/tokenizers/known_tokenizer.h).
   std::string tokenizer = "bytes";
   std::optional<TokenizerSource> like;  // used instead of `tokenizer`, including its end mark
-  // For pairs: a second tokenizer, for sources; `tokenizer` or `like` is then for targets. If unset,
-  // sources and targets share one, which is learned from both.
+  // For pairs: a second tokenizer, for sources; `tokenizer` or `like` is then for targets. If
+  // unset, sources and targets share one, which is learned from both.
   std::string source_tokenizer;
   std::optional<TokenizerSource> source_like;
   // Maximum size of the vocabulary, marks included, for words and sentencepiece; 0 = 32000 for
