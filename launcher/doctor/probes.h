@@ -24,7 +24,9 @@ Judge judge_matrix_speed, judge_memory_speed, judge_exchange_speed;
 // The rounds of exchange speed: in each, the partner of each rank, or -1. With several hosts,
 // partners are on different hosts, so that the network is measured, and all hosts have the same
 // number of pairs at a time, so that they share it equally. If hosts have different numbers of
-// ranks, ranks without a counterpart on the smallest host have no partner.
-std::vector<std::vector<int>> exchange_rounds(const std::vector<std::string>& host_of_rank);
+// ranks, ranks without a counterpart on the smallest host have no partner. In each round at most
+// `ranks_of_host_together` ranks of a host have one; a pair always has room.
+std::vector<std::vector<int>> exchange_rounds(const std::vector<std::string>& host_of_rank,
+                                              int ranks_of_host_together);
 
 }  // namespace birkhoff

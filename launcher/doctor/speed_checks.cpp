@@ -6,6 +6,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cstring>
 #include <exception>
 #include <functional>
 #include <map>
@@ -105,6 +106,59 @@ int opponent_of(int player, int size, int round) {
   return alone;
 }
 
+// The number of ranks of a host that exchange at a time: as many as have separate cores, because
+// ranks that share cores would measure each other, but all in at most kMaxTurns turns. The same on
+// all ranks, for the most crowded host. Collective over the world.
+int ranks_with_cores(ProcessGroup& world, const std::vector<std::string>& host_of_rank) {
+  const cpu_set_t mine = affinity_mask();
+  const std::vector<std::string> masks = world.all_gather_bytes(
+      std::string(reinterpret_cast<const char*>(&mine), sizeof mine), "doctor: cores");
+  std::map<std::string, cpu_set_t> cores;
+  std::map<std::string, int> ranks;
+  for (std::size_t rank = 0; rank < masks.size(); ++rank) {
+    cpu_set_t mask;
+    std::memcpy(&mask, masks[rank].data(), sizeof mask);
+    cpu_set_t& of_host = cores[host_of_rank[rank]];  // empty at first
+    CPU_OR(&of_host, &of_host, &mask);
+    ++ranks[host_of_rank[rank]];
+  }
+  int turns = 1, most = 0;
+  for (const auto& [host, count] : ranks) {
+    const int cores_of_host = std::max(1, CPU_COUNT(&cores[host]));
+    turns = std::max(turns, (count + cores_of_host - 1) / cores_of_host);
+    most = std::max(most, count);
+  }
+  turns = std::min(turns, kMaxTurns);
+  return (most + turns - 1) / turns;
+}
+
+// Appends the pairs of `round` to `turns`, in as few turns as have at most `together` ranks of each
+// host.
+void add_turns(std::vector<std::vector<int>>& turns, const std::vector<int>& round,
+               const std::vector<std::string>& host_of_rank, int together) {
+  const std::size_t first = turns.size();
+  std::vector<std::map<std::string, int>> ranks_of_host;  // of each turn
+  for (std::size_t rank = 0; rank < round.size(); ++rank) {
+    if (round[rank] < static_cast<int>(rank)) continue;  // no partner, or a pair that has its turn
+    const auto partner = static_cast<std::size_t>(round[rank]);
+    std::map<std::string, int> pair;
+    ++pair[host_of_rank[rank]];
+    ++pair[host_of_rank[partner]];
+    std::size_t turn = 0;
+    const auto has_room = [&](const auto& host) {
+      return ranks_of_host[turn][host.first] + host.second <= together;
+    };
+    while (turn < ranks_of_host.size() && !std::all_of(pair.begin(), pair.end(), has_room)) ++turn;
+    if (turn == ranks_of_host.size()) {
+      ranks_of_host.emplace_back();
+      turns.emplace_back(round.size(), -1);
+    }
+    for (const auto& [host, count] : pair) ranks_of_host[turn][host] += count;
+    turns[first + turn][rank] = static_cast<int>(partner);
+    turns[first + turn][partner] = static_cast<int>(rank);
+  }
+}
+
 // GB/s of all-reduces of `sums`, zeros, by a pair of ranks. Collective over the pair.
 double exchange_rate(std::unique_ptr<ProcessGroup> pair, const at::Tensor& sums) {
   const at::Device device = sums.device();
@@ -168,7 +222,8 @@ Judgement judge_memory_speed(const Answers& answers) {
       "look for other processes, memory on another socket, or missing memory modules");
 }
 
-std::vector<std::vector<int>> exchange_rounds(const std::vector<std::string>& host_of_rank) {
+std::vector<std::vector<int>> exchange_rounds(const std::vector<std::string>& host_of_rank,
+                                              int ranks_of_host_together) {
   constexpr int kMaxRounds = 3;
   const auto num_ranks = static_cast<int>(host_of_rank.size());
   std::map<std::string, std::vector<int>> hosts;
@@ -196,7 +251,11 @@ std::vector<std::vector<int>> exchange_rounds(const std::vector<std::string>& ho
       }
     }
   }
-  return rounds;
+  std::vector<std::vector<int>> turns;
+  for (const std::vector<int>& round : rounds) {
+    add_turns(turns, round, host_of_rank, std::max(ranks_of_host_together, 2));
+  }
+  return turns;
 }
 
 // All-reduces of pairs, so that a slow network has a name. A rank's speed is its fastest pair's,
@@ -231,16 +290,23 @@ Facts probe_exchange_speed(const Subject& subject) {
   const std::vector<std::string> hosts =
       world.group().all_gather_bytes(world.host(), "doctor: hosts");
   const auto mine = static_cast<std::size_t>(world.rank());
+  const int together = ranks_with_cores(world.group(), hosts);
   double speed = 0;
   std::string failure;
-  for (const std::vector<int>& partners : exchange_rounds(hosts)) {
-    const int partner = partners[mine];
-    // All ranks split the world in every round, whatever fails.
-    std::unique_ptr<ProcessGroup> pair =
-        world.split(partner < 0 ? world.rank() : std::min(world.rank(), partner), world.rank());
+  const std::vector<std::vector<int>> rounds = exchange_rounds(hosts, together);
+  // All ranks split the world for every round before the first one: a rank that waits for a split
+  // keeps a core, and one that waits for a barrier sleeps.
+  std::vector<std::unique_ptr<ProcessGroup>> pairs;
+  for (const std::vector<int>& partners : rounds) {
+    const int first = partners[mine] < 0 ? world.rank() : std::min(world.rank(), partners[mine]);
+    pairs.push_back(world.split(first, world.rank()));
+  }
+  for (std::size_t round = 0; round < rounds.size(); ++round) {
+    world.group().barrier("doctor: exchange");
+    const int partner = rounds[round][mine];
     if (partner < 0) continue;
     try {
-      speed = std::max(speed, exchange_rate(std::move(pair), sums));
+      speed = std::max(speed, exchange_rate(std::move(pairs[round]), sums));
     } catch (...) {
       failure =
           fmt::format("with rank {} on {}: {}", partner, hosts[static_cast<std::size_t>(partner)],

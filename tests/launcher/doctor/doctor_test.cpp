@@ -296,6 +296,8 @@ TEST(JudgeSpeed, OneSlowHostIsNamed) {
   expect_finding(only(facts({4, 4, 10, 10, 10, 10})), Verdict::kFail, "node0", {0, 1}, "40 %");
 }
 
+constexpr int kManyRanks = 100;
+
 TEST(ExchangeRounds, PairsRanksOfDifferentHosts) {
   const std::vector<std::vector<int>> worlds = {
       {1},       {3},          {4},       {2, 2},       {4, 4},         {2, 2, 2},
@@ -309,7 +311,7 @@ TEST(ExchangeRounds, PairsRanksOfDifferentHosts) {
     const bool several = ranks_of_host.size() > 1;
     const int smallest = *std::min_element(ranks_of_host.begin(), ranks_of_host.end());
     std::vector<std::set<std::string>> met(hosts.size());  // hosts, or ranks of the only one
-    for (const std::vector<int>& partners : exchange_rounds(hosts)) {
+    for (const std::vector<int>& partners : exchange_rounds(hosts, kManyRanks)) {
       ASSERT_THAT(partners, SizeIs(hosts.size()));
       std::map<std::string, int> pairs;
       for (std::size_t rank = 0; rank < hosts.size(); ++rank) {
@@ -339,7 +341,40 @@ TEST(ExchangeRounds, PairsRanksOfDifferentHosts) {
 }
 
 TEST(ExchangeRounds, RanksOfAHostNeedNotBeNeighbours) {
-  EXPECT_THAT(exchange_rounds({"a", "b", "a", "b"}), ElementsAre(ElementsAre(1, 0, 3, 2)));
+  EXPECT_THAT(exchange_rounds({"a", "b", "a", "b"}, kManyRanks),
+              ElementsAre(ElementsAre(1, 0, 3, 2)));
+}
+
+// On two cores, two pairs of a host would measure each other.
+TEST(ExchangeRounds, PairsTakeTurnsOnTheCoresOfAHost) {
+  for (const int together : {1, 2, 3, 4, 5, kManyRanks}) {
+    SCOPED_TRACE(together);
+    for (const std::vector<std::string>& hosts :
+         {std::vector<std::string>(5, "a"), {"a", "a", "a", "a", "b", "b", "b", "b"}}) {
+      const bool several = hosts.front() != hosts.back();
+      std::set<std::pair<int, int>> pairs;
+      for (const std::vector<int>& partners : exchange_rounds(hosts, together)) {
+        std::map<std::string, int> ranks;
+        for (std::size_t rank = 0; rank < hosts.size(); ++rank) {
+          if (partners[rank] < 0) continue;
+          pairs.emplace(rank, partners[rank]);
+          ++ranks[hosts[rank]];
+        }
+        ASSERT_THAT(ranks, Not(IsEmpty()));
+        for (const auto& [host, count] : ranks) EXPECT_LE(count, std::max(together, 2)) << host;
+        if (several) {
+          EXPECT_EQ(ranks["a"], ranks["b"]) << "hosts share the network equally";
+        }
+      }
+      std::set<std::pair<int, int>> all;
+      for (const std::vector<int>& partners : exchange_rounds(hosts, kManyRanks)) {
+        for (std::size_t rank = 0; rank < hosts.size(); ++rank) {
+          if (partners[rank] >= 0) all.emplace(rank, partners[rank]);
+        }
+      }
+      EXPECT_EQ(pairs, all);
+    }
+  }
 }
 
 TEST(JudgeExchangeSpeed, RanksWithoutAPartnerAreNotSlow) {
