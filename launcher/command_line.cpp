@@ -46,6 +46,7 @@ CommandLine::CommandLine() {
   add_score();
   add_bleu();
   add_average();
+  add_export();
   add_classify();
   add_inspect();
   add_runs();
@@ -419,6 +420,7 @@ int CommandLine::run(const std::vector<std::string>& arguments, std::ostream& ou
   if (app_.got_subcommand("score")) return score_command(score_, out, err);
   if (app_.got_subcommand("bleu")) return bleu_command(bleu_, out);
   if (app_.got_subcommand("average")) return average_command(average_, out);
+  if (app_.got_subcommand("export")) return export_command(export_, out);
   if (app_.got_subcommand("classify")) return classify_command(classify_, out, err);
   if (app_.got_subcommand("inspect")) return inspect_command(inspect_, out, err);
   if (app_.got_subcommand("runs")) return runs_command(runs_, out, err);

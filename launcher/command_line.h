@@ -55,10 +55,11 @@ class CommandLine {
   void add_doctor();
   void add_eval();
   void add_sample();
-  void add_generate();  // this and the next three: decoding/command_line.cpp
+  void add_generate();  // this and the next four: decoding/command_line.cpp
   void add_score();
   void add_bleu();
   void add_average();
+  void add_export();
   void add_classify();
   void add_inspect();
   void add_runs();
@@ -85,6 +86,7 @@ class CommandLine {
   ScoreArguments score_;
   BleuArguments bleu_;
   AverageArguments average_;
+  ExportArguments export_;
   ClassifyArguments classify_;
   InspectArguments inspect_;
   RunsArguments runs_;

@@ -161,6 +161,11 @@ struct AverageArguments {
 };
 int average_command(const AverageArguments& arguments, std::ostream& out);
 
+struct ExportArguments {
+  std::string path, out;  // run folder or checkpoint; folder to make
+};
+int export_command(const ExportArguments& arguments, std::ostream& out);
+
 struct ClassifyArguments {
   std::string path, device = "cpu";
   std::string file;   // one text per line; "-": standard input

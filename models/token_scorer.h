@@ -20,8 +20,8 @@ class TokenScorer {
   // Where a batch must be.
   virtual at::Device device() const = 0;
   // The logits [B, T, V] of the targets of a batch, in the parameters' dtype. The batch has the
-  // fields that the model trains on (data/batch/batch.h), except targets and mask. Without `noise`:
-  // evaluation. Collective over the tensor axis.
+  // fields that the model trains on (data/batch/batch.h), except targets and, without a source,
+  // mask. Without `noise`: evaluation. Collective over the tensor axis.
   virtual at::Tensor logits(const Batch& batch, const std::optional<NoiseKey>& noise) = 0;
   // The maximum number of tokens of a sequence.
   virtual std::int64_t max_tokens() const = 0;

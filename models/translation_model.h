@@ -16,11 +16,12 @@
 #include "models/embeddings/token_embedding.h"
 #include "models/model.h"
 #include "models/output_layer.h"
+#include "models/token_scorer.h"
 #include "models/transformer/stack.h"
 
 namespace birkhoff {
 
-class TranslationModel final : public Model, public SourceDecoder {
+class TranslationModel final : public Model, public SourceDecoder, public TokenScorer {
  public:
   // config must be resolved. The vocabularies are numbers of ids. label_smoothing: of the loss in
   // training (models/losses/fused_cross_entropy.h). Errors as of Stack, and Error(kConfig) if
@@ -37,9 +38,10 @@ class TranslationModel final : public Model, public SourceDecoder {
   LossSums loss_sums(const Batch& batch, const std::optional<NoiseKey>& noise) override;
   // The logits [B, T, V] of all targets, each from those before it. Those of padding have no
   // meaning.
-  at::Tensor logits(const Batch& batch, const std::optional<NoiseKey>& noise);
+  at::Tensor logits(const Batch& batch, const std::optional<NoiseKey>& noise) override;
 
   SourceDecoder* source_decoder() override { return this; }
+  TokenScorer* token_scorer() override { return this; }
   at::Device device() const override { return parameters_.device(); }
   std::unique_ptr<DecodeCache> decode_cache(const Batch& sources) override;
   at::Tensor decode_step(DecodeCache& cache, const at::Tensor& tokens_B) override;

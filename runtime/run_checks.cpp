@@ -168,7 +168,8 @@ std::string check_idle_ranks(const configs::Config& config, int num_ranks) {
                         counted(samples, "sample"));
   }
   const std::string what =
-      fmt::format("{} of {} compute nothing: {}", idle, counted(num_ranks, "rank"), batch);
+      fmt::format("{} of {} compute nothing{}: {}", idle, counted(num_ranks, "rank"),
+                  train.batch_tokens() > 0 ? " in some steps" : "", batch);
   if (has_batch_norm(config.task())) {
     fail(ExitCode::kConfig,
          "{}, and with batch norms all must take part in each pass; start at most {} data-parallel "

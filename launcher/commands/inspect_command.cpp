@@ -79,8 +79,11 @@ std::string describe_run(const RunSummary& run) {
   line("layers", layers_text(config.model()));
   line("mechanism", attention_text(config.model()));
   line("optimizer", optimization_text(config.train()));
+  const configs::Train& train = config.train();
   line("data", fmt::format("{}, sequences of {} tokens, {} per step", config.data().corpus(),
-                           config.data().sequence_length(), config.train().global_batch()));
+                           config.data().sequence_length(),
+                           train.batch_tokens() > 0 ? counted(train.batch_tokens(), "token")
+                                                    : fmt::format("{}", train.global_batch())));
   line("train loss", fmt::format("last {}, best {}", loss_at_step(figures.last_step),
                                  loss_at_step(figures.best_step)));
   const std::string& split = config.evaluate().split();

@@ -2,7 +2,9 @@
 #include <signal.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <ostream>
+#include <ranges>
 
 #include "cluster/base/cpu.h"
 #include "cluster/base/error.h"
@@ -62,11 +64,22 @@ GenerateOptions options_of(const SampleArguments& arguments,
                       .top_p = arguments.top_p,
                       .seed = static_cast<std::uint64_t>(arguments.seed)};
   if (manifest.has_end_of_document()) {
-    options.first = static_cast<std::int32_t>(manifest.end_of_document());
-    if (manifest.config().data().restart_at_documents()) options.restart_after = options.first;
+    options.end_mark = static_cast<std::int32_t>(manifest.end_of_document());
+    options.restarts = manifest.config().data().restart_at_documents();
   }
   check_options(options);
   return options;
+}
+
+// Whether the tokenizer joins the prompt's final space to a word behind it. The prompt's ids are
+// then not the first ids of a longer text, here of the prompt and its first word.
+bool divides_next_word(const Tokenizer& tokenizer, const std::string& prompt,
+                       const std::vector<std::int32_t>& prompt_ids) {
+  const std::size_t begin = prompt.find_first_not_of(' ');
+  if (!prompt.ends_with(' ') || begin == std::string::npos) return false;
+  const std::string word = prompt.substr(begin, prompt.find(' ', begin) - begin);
+  const std::vector<std::int32_t> longer = tokenizer.encode(prompt + word);
+  return !std::ranges::equal(prompt_ids, longer | std::views::take(prompt_ids.size()));
 }
 
 }  // namespace
@@ -107,6 +120,12 @@ int sample_command(const SampleArguments& arguments, std::ostream& out, std::ost
     err << "birkhoff: warning: the first " << unread << " of the prompt's " << prompt_ids.size()
         << " tokens are not read: the model sees data.sequence_length = " << model->max_tokens()
         << " at most\n";
+  }
+
+  if (divides_next_word(*tokenizer, prompt, prompt_ids)) {
+    err << "birkhoff: warning: the prompt ends in a space, but a token of this model begins with "
+           "the space before its word: the text continues as after two spaces; leave the last one "
+           "out\n";
   }
 
   const bool terminal = isatty(STDOUT_FILENO) != 0;

@@ -1,5 +1,5 @@
-// The subcommands that use a trained model of text line by line, and BLEU: generate, score, bleu,
-// average.
+// The subcommands that use a trained model of text line by line, BLEU, and folders of weights:
+// generate, score, bleu, average, export.
 #include "launcher/command_line.h"
 
 namespace birkhoff {
@@ -78,8 +78,8 @@ void CommandLine::add_score() {
   c->add_option("PATH", score_.path, "run folder (its newest checkpoint) or checkpoint")
       ->required();
   c->add_option("--input", score_.input,
-                "file of objects with \"context\" and \"continuation\", or with \"text\"; - for "
-                "standard input")
+                "file of objects with \"context\" and \"continuation\", with \"text\", or with "
+                "\"source\" and \"target\"; - for standard input")
       ->capture_default_str()
       ->type_name("FILE");
   add_device(c, score_.device);
@@ -109,6 +109,17 @@ void CommandLine::add_average() {
   c->add_option("RUN", average_.run, "run folder")->required();
   add_number(c, "--last", average_.last, 2, 10'000, "number of checkpoints, the newest");
   c->add_option("--out", average_.out, "folder to make, which other commands read like a run's")
+      ->required()
+      ->type_name("DIR");
+}
+
+void CommandLine::add_export() {
+  CLI::App* c = subcommand(app_, "export", "Write the weights of a checkpoint alone",
+                           "  birkhoff export run/first --out weights/first\n"
+                           "  birkhoff sample weights/first --prompt 'To be'");
+  c->add_option("PATH", export_.path, "run folder (its newest checkpoint) or checkpoint")
+      ->required();
+  c->add_option("--out", export_.out, "folder to make, which other commands read like a run's")
       ->required()
       ->type_name("DIR");
 }

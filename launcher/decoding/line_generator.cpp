@@ -7,7 +7,7 @@
 
 #include "cluster/base/error.h"
 #include "cluster/base/text/plural.h"
-#include "launcher/commands/text_input.h"
+#include "launcher/decoding/encoded_lines.h"
 #include "launcher/runs/run_paths.h"
 #include "models/decoder.h"
 
@@ -15,15 +15,6 @@ namespace birkhoff {
 namespace {
 
 using Ids = std::vector<std::int32_t>;
-
-Ids ids_of(const TextLine& line, const Tokenizer& tokenizer, bool reads_bytes) {
-  if (!reads_bytes) check_utf8(line.text, line.place);
-  try {
-    return tokenizer.encode(line.text);
-  } catch (const Error& error) {
-    fail(error.code(), "{}: {}", line.place, error.what());
-  }
-}
 
 // Lines are prompts.
 class Continuations final : public LineGenerator {
@@ -45,7 +36,7 @@ class Continuations final : public LineGenerator {
   }
 
   Ids encode(const TextLine& line) override {
-    Ids ids = ids_of(line, *tokenizer_, reads_bytes_);
+    Ids ids = ids_of(line.text, line.place, *tokenizer_, reads_bytes_);
     if (ids.empty()) {
       if (!options_.end_mark) {
         fail(ExitCode::kData,
@@ -106,17 +97,9 @@ class Translations final : public LineGenerator {
   Translations(const CheckpointFolder& checkpoint, SourceDecoder& model, SearchOptions options,
                std::optional<std::int64_t> max_tokens)
       : model_(model),
-        tokenizer_(source_tokenizer_of(checkpoint)),
+        sources_(checkpoint, model.max_source_tokens()),
         options_(std::move(options)),
         max_tokens_(max_tokens) {
-    const configs::CheckpointManifest& manifest = checkpoint.manifest;
-    const bool has_own = manifest.has_source_tokenizer();
-    reads_bytes_ = (has_own ? manifest.source_tokenizer().kind() : manifest.tokenizer()) == "bytes";
-    if (has_own ? manifest.source_tokenizer().has_end_of_document()
-                : manifest.has_end_of_document()) {
-      source_end_mark_ = static_cast<std::int32_t>(
-          has_own ? manifest.source_tokenizer().end_of_document() : manifest.end_of_document());
-    }
     require(options_.end_mark.has_value(), "a translation model without an end mark");
     if (max_tokens_ && *max_tokens_ > model_.max_tokens()) {
       fail(ExitCode::kUsage,
@@ -126,16 +109,10 @@ class Translations final : public LineGenerator {
     }
   }
 
-  // As in the corpus: with an end mark, and cut as in training.
   Ids encode(const TextLine& line) override {
-    Ids ids = ids_of(line, *tokenizer_, reads_bytes_);
-    if (source_end_mark_) ids.push_back(*source_end_mark_);
-    if (ids.empty()) fail(ExitCode::kData, "{}: the line is empty; remove it", line.place);
-    if (std::ssize(ids) > model_.max_source_tokens()) {
-      ids.resize(static_cast<std::size_t>(model_.max_source_tokens()));
-      ++num_cut_;
-    }
-    return ids;
+    SourceReader::Source source = sources_.read(line.text, line.place);
+    num_cut_ += source.num_cut > 0;
+    return std::move(source.ids);
   }
   bool needs_equal_lengths() const override { return false; }
   std::vector<FoundSequence> generate(const std::vector<Ids>& sources,
@@ -170,9 +147,7 @@ class Translations final : public LineGenerator {
 
  private:
   SourceDecoder& model_;
-  std::unique_ptr<Tokenizer> tokenizer_;
-  bool reads_bytes_ = false;
-  std::optional<std::int32_t> source_end_mark_;
+  SourceReader sources_;
   SearchOptions options_;
   std::optional<std::int64_t> max_tokens_;
   std::int64_t num_cut_ = 0;

@@ -7,9 +7,11 @@
 #include "cluster/base/text/plural.h"
 #include "launcher/commands.h"
 #include "launcher/commands/progress_lines.h"
+#include "launcher/decoding/encoded_lines.h"
 #include "launcher/decoding/lines_on_ranks.h"
 #include "launcher/output.h"
 #include "launcher/runs/run_paths.h"
+#include "models/decoder.h"
 #include "runtime/decoding/likelihood.h"
 
 namespace birkhoff {
@@ -18,7 +20,7 @@ namespace {
 constexpr std::int64_t kMaxBatchRows = 64;
 constexpr std::int64_t kMaxBatchLogits = std::int64_t{1} << 24;  // 64 MiB in fp32
 
-// A line of the input, and how many of its first ids do not fit the model.
+// A line of the input, and how many of its ids do not fit the model.
 struct Text {
   ScoredTokens tokens;
   std::int64_t num_cut = 0;
@@ -32,7 +34,25 @@ std::string field_of(const nlohmann::json& object, const char* name, const std::
   return field->get<std::string>();
 }
 
-class TextReader {
+// Error(kData) if the line is none; `example` says what it should be.
+nlohmann::json object_of(const TextLine& line, const char* example) {
+  auto object = nlohmann::json::parse(line.text, nullptr, /*allow_exceptions=*/false);
+  if (!object.is_object())
+    fail(ExitCode::kData, "{}: is not a JSON object; a line is {}", line.place, example);
+  return object;
+}
+
+class LineReader {
+ public:
+  virtual ~LineReader() = default;
+  // Error(kData) with the line's place if it is no such object or cannot be encoded.
+  virtual Text read(const TextLine& line) const = 0;
+  // What was done to texts that are too long.
+  virtual std::string cut_texts(std::int64_t number) const = 0;
+};
+
+// {"text": ...} or {"context": ..., "continuation": ...}
+class TextReader final : public LineReader {
  public:
   TextReader(const CheckpointFolder& checkpoint, std::int64_t max_tokens)
       : tokenizer_(tokenizer_of(checkpoint)), max_tokens_(max_tokens) {
@@ -40,14 +60,9 @@ class TextReader {
       end_mark_ = static_cast<std::int32_t>(checkpoint.manifest.end_of_document());
   }
 
-  Text read(const TextLine& line) const {
-    const auto object = nlohmann::json::parse(line.text, nullptr, /*allow_exceptions=*/false);
-    if (!object.is_object()) {
-      fail(ExitCode::kData,
-           "{}: is not a JSON object; a line is {{\"context\": \"...\", \"continuation\": "
-           "\"...\"}} or {{\"text\": \"...\"}}",
-           line.place);
-    }
+  Text read(const TextLine& line) const override {
+    const nlohmann::json object =
+        object_of(line, "{\"context\": \"...\", \"continuation\": \"...\"} or {\"text\": \"...\"}");
     const bool is_whole = object.contains("text");
     if (is_whole == object.contains("continuation")) {
       fail(ExitCode::kData, "{}: needs either \"text\" or \"continuation\"", line.place);
@@ -61,6 +76,11 @@ class TextReader {
     continuation.insert(0, context.substr(end));
     context.resize(end);
     return text_of(context, continuation, line.place);
+  }
+  std::string cut_texts(std::int64_t number) const override {
+    return fmt::format(
+        "of {} only the end is read: the model sees data.sequence_length = {} tokens",
+        counted(number, "text"), max_tokens_);
   }
 
  private:
@@ -95,6 +115,51 @@ class TextReader {
   std::optional<std::int32_t> end_mark_;
 };
 
+// {"source": ..., "target": ...}
+class PairReader final : public LineReader {
+ public:
+  PairReader(const CheckpointFolder& checkpoint, std::int64_t max_source_tokens,
+             std::int64_t max_tokens)
+      : sources_(checkpoint, max_source_tokens),
+        tokenizer_(tokenizer_of(checkpoint)),
+        end_mark_(static_cast<std::int32_t>(checkpoint.manifest.end_of_document())),
+        max_source_tokens_(max_source_tokens),
+        max_tokens_(max_tokens) {}
+
+  Text read(const TextLine& line) const override {
+    const nlohmann::json object = object_of(line, "{\"source\": \"...\", \"target\": \"...\"}");
+    for (const char* name : {"source", "target"}) {
+      if (!object.contains(name)) fail(ExitCode::kData, "{}: needs \"{}\"", line.place, name);
+    }
+    SourceReader::Source source = sources_.read(field_of(object, "source", line.place), line.place);
+    Text text;
+    text.num_cut = source.num_cut;
+    text.tokens.source = std::move(source.ids);
+    std::vector<std::int32_t>& ids = text.tokens.ids;
+    ids = ids_of(field_of(object, "target", line.place), line.place, *tokenizer_,
+                 /*reads_bytes=*/true);  // JSON is UTF-8
+    ids.insert(ids.begin(), end_mark_);
+    ids.push_back(end_mark_);
+    const std::int64_t num_cut = std::max<std::int64_t>(0, std::ssize(ids) - max_tokens_ - 1);
+    ids.resize(ids.size() - static_cast<std::size_t>(num_cut));
+    text.num_cut += num_cut;
+    text.tokens.num_counted = std::ssize(ids) - 1;
+    return text;
+  }
+  std::string cut_texts(std::int64_t number) const override {
+    return fmt::format("of {} only the beginning is read: the model sees {} and {}",
+                       counted(number, "pair"),
+                       counted(max_source_tokens_, "token of a source", "tokens of a source"),
+                       counted(max_tokens_, "token of a target", "tokens of a target"));
+  }
+
+ private:
+  SourceReader sources_;
+  std::unique_ptr<Tokenizer> tokenizer_;
+  std::int32_t end_mark_;
+  std::int64_t max_source_tokens_, max_tokens_;
+};
+
 std::string json_of(const Likelihood& likelihood, std::int64_t num_cut) {
   nlohmann::ordered_json object = {{"log_likelihood", likelihood.log_probability},
                                    {"tokens", likelihood.num_tokens},
@@ -112,14 +177,19 @@ void score_lines(const ScoreArguments& arguments, ProcessGroup& world, at::Devic
   TokenScorer* const scorer = model->token_scorer();
   if (scorer == nullptr) {
     fail(ExitCode::kUsage,
-         "{}: a model of this task predicts no text; name a language model (task {{ "
-         "language_model {{}} }})",
+         "{}: a model of this task predicts no text; name a language model or a translation model",
          arguments.path);
   }
   for (const std::string& warning : model->warnings()) {
     if (speaks) err << "birkhoff: warning: " << warning << '\n';
   }
-  const TextReader reader(checkpoint, scorer->max_tokens());
+  std::unique_ptr<LineReader> reader;
+  if (const SourceDecoder* const pairs = model->source_decoder()) {
+    reader =
+        std::make_unique<PairReader>(checkpoint, pairs->max_source_tokens(), scorer->max_tokens());
+  } else {
+    reader = std::make_unique<TextReader>(checkpoint, scorer->max_tokens());
+  }
   std::optional<std::int32_t> restart_after;
   if (manifest.has_end_of_document() && manifest.config().data().restart_at_documents())
     restart_after = static_cast<std::int32_t>(manifest.end_of_document());
@@ -132,7 +202,7 @@ void score_lines(const ScoreArguments& arguments, ProcessGroup& world, at::Devic
     std::vector<std::int64_t> lengths;
     check_on_rank_0_first(world, [&] {
       for (const TextLine& line : lines) {
-        texts.push_back(reader.read(line));
+        texts.push_back(reader->read(line));
         lengths.push_back(std::ssize(texts.back().tokens.ids));
         num_cut += texts.back().num_cut > 0;
       }
@@ -165,9 +235,8 @@ void score_lines(const ScoreArguments& arguments, ProcessGroup& world, at::Devic
   };
   transform_lines(arguments.input, world, print, score_round);
   if (speaks && num_cut > 0) {
-    err << "birkhoff: warning: of " << counted(num_cut, "text")
-        << " only the end is read: the model sees data.sequence_length = " << scorer->max_tokens()
-        << " tokens; \"cut_tokens\" says how many are missing\n";
+    err << "birkhoff: warning: " << reader->cut_texts(num_cut)
+        << "; \"cut_tokens\" says how many are missing\n";
   }
 }
 

@@ -68,9 +68,12 @@ std::vector<std::int32_t> generate(Decoder& model, const std::vector<std::int32_
                                    const std::function<void(std::int32_t)>& take) {
   check_options(options);
   std::vector<std::int32_t> prompt = prompt_ids;
-  if (prompt.empty()) prompt.push_back(options.first);
+  if (prompt.empty()) {
+    require(options.end_mark.has_value(), "generate: an empty prompt without an end mark");
+    prompt.push_back(*options.end_mark);
+  }
 
-  Window window(model, options.restart_after);
+  Window window(model, options.restarts ? options.end_mark : std::nullopt);
   at::Tensor logits_V;
   for (auto id = prompt.begin() + unread_prompt_ids(model, prompt); id != prompt.end(); ++id) {
     logits_V = window.append(*id);
@@ -79,9 +82,11 @@ std::vector<std::int32_t> generate(Decoder& model, const std::vector<std::int32_
   for (std::int64_t n = 0; n < options.tokens; ++n) {
     const std::span<const double> logits(logits_V.const_data_ptr<double>(),
                                          static_cast<std::size_t>(logits_V.numel()));
-    generated.push_back(sample(logits, options.sampling, options.text, n));
-    take(generated.back());
-    if (n + 1 < options.tokens) logits_V = window.append(generated.back());
+    const std::int32_t id = sample(logits, options.sampling, options.text, n);
+    if (id == options.end_mark) break;
+    generated.push_back(id);
+    take(id);
+    if (n + 1 < options.tokens) logits_V = window.append(id);
   }
   return generated;
 }

@@ -15,16 +15,19 @@ struct GenerateOptions {
   std::int64_t tokens = 200;  // ids to generate
   Sampling sampling = {};
   std::uint64_t text = 0;  // number of the text, when one prompt gets several continuations
-  std::int32_t first = 0;  // first id of an empty prompt: an end-of-document id
-  // For a model trained with data.restart_at_documents: text after this end-of-document id begins
-  // with an empty cache at position 0, as in training. Absent: documents run on into one another.
-  std::optional<std::int32_t> restart_after = std::nullopt;
+  // The end mark of documents. An empty prompt begins with it, and a text ends before it. Absent: a
+  // text has all `tokens` ids.
+  std::optional<std::int32_t> end_mark = std::nullopt;
+  // For a model trained with data.restart_at_documents: what follows an end mark begins with an
+  // empty cache at position 0, as in training.
+  bool restarts = false;
 };
 
 // Invalid options: Error(kUsage), which names the option.
 void check_options(const GenerateOptions& options);
 
-// Returns the generated ids, without the prompt; calls `take` with each id as soon as it is drawn.
+// Returns the generated ids, without the prompt and an end mark; calls `take` with each id as soon
+// as it is drawn. An empty prompt needs an end mark.
 // A full cache (Decoder::max_tokens) is rebuilt from the last half window, so each further id sees
 // between half a window and a whole one. Of a longer prompt only the last window is read
 // (unread_prompt_ids). Prompt ids are the tokenizer's. Invalid options: Error(kUsage).

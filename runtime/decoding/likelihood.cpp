@@ -1,6 +1,7 @@
 #include "runtime/decoding/likelihood.h"
 
 #include <ATen/TensorOperators.h>
+#include <ATen/ops/arange.h>
 #include <ATen/ops/argmax.h>
 #include <ATen/ops/gather.h>
 #include <ATen/ops/logsumexp.h>
@@ -9,6 +10,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <span>
 
 #include "cluster/base/error.h"
 
@@ -35,31 +37,55 @@ void add_documents(Batch& batch, std::int64_t end_mark) {
   batch.fields.emplace(field::kPositions, positions_BT);
 }
 
+// Rows of ids, padded with zeros behind them.
+at::Tensor padded(const std::vector<std::span<const std::int32_t>>& rows) {
+  std::size_t longest = 0;
+  for (const auto& row : rows) longest = std::max(longest, row.size());
+  const at::Tensor ids = at::zeros(
+      {static_cast<std::int64_t>(rows.size()), static_cast<std::int64_t>(longest)}, at::kLong);
+  for (std::size_t i = 0; i < rows.size(); ++i) {
+    std::copy(rows[i].begin(), rows[i].end(), ids.mutable_data_ptr<std::int64_t>() + i * longest);
+  }
+  return ids;
+}
+
+at::Tensor lengths_of(const std::vector<std::span<const std::int32_t>>& rows) {
+  const at::Tensor lengths = at::zeros({static_cast<std::int64_t>(rows.size())}, at::kLong);
+  for (std::size_t i = 0; i < rows.size(); ++i)
+    lengths.mutable_data_ptr<std::int64_t>()[i] = std::ssize(rows[i]);
+  return lengths;
+}
+
 }  // namespace
 
 std::vector<Likelihood> likelihoods(TokenScorer& model, const std::vector<ScoredTokens>& texts,
                                     std::optional<std::int32_t> restart_after) {
   const c10::AutoGradMode no_gradients(false);
-  const auto rows = static_cast<std::int64_t>(texts.size());
-  std::int64_t longest = 0;
+  std::vector<std::span<const std::int32_t>> inputs, targets, sources;
   for (const ScoredTokens& text : texts) {
     require(text.num_counted >= 1 && text.num_counted < std::ssize(text.ids) &&
                 std::ssize(text.ids) <= model.max_tokens() + 1,
             "likelihoods: the number of ids");
-    longest = std::max(longest, std::ssize(text.ids) - 1);
+    require(text.source.empty() == texts.front().source.empty(), "likelihoods: a missing source");
+    const std::span<const std::int32_t> ids(text.ids);
+    inputs.push_back(ids.first(ids.size() - 1));
+    targets.push_back(ids.subspan(1));
+    sources.emplace_back(text.source);
   }
   // Padded behind the text, where causal models do not look.
-  const at::Tensor inputs_BT = at::zeros({rows, longest}, at::kLong),
-                   targets_BT = at::zeros({rows, longest}, at::kLong);
-  for (std::int64_t b = 0; b < rows; ++b) {
-    const std::vector<std::int32_t>& ids = texts[static_cast<std::size_t>(b)].ids;
-    std::copy(ids.begin(), ids.end() - 1, inputs_BT.mutable_data_ptr<std::int64_t>() + b * longest);
-    std::copy(ids.begin() + 1, ids.end(),
-              targets_BT.mutable_data_ptr<std::int64_t>() + b * longest);
-  }
+  const at::Tensor inputs_BT = padded(inputs), targets_BT = padded(targets);
+  const std::int64_t longest = inputs_BT.size(1);
   Batch batch;
-  batch.fields.emplace(field::kInputs, inputs_BT);
-  batch.sample_ids_B = at::zeros({rows}, at::kLong);
+  batch.sample_ids_B = at::zeros({inputs_BT.size(0)}, at::kLong);
+  if (texts.front().source.empty()) {
+    batch.fields.emplace(field::kInputs, inputs_BT);
+  } else {
+    batch.fields.emplace(field::kInputs, padded(sources));
+    batch.fields.emplace(field::kLengths, lengths_of(sources));
+    batch.fields.emplace(field::kPrevious, inputs_BT);
+    batch.fields.emplace(field::kMask,
+                         at::arange(longest).lt(lengths_of(targets).unsqueeze(1)).to(at::kByte));
+  }
   if (restart_after) add_documents(batch, *restart_after);
   const at::Tensor logits_BTV = model.logits(batch.to(model.device()), std::nullopt);
   const at::Tensor of_targets_BT =
@@ -71,7 +97,7 @@ std::vector<Likelihood> likelihoods(TokenScorer& model, const std::vector<Scored
   const at::Tensor likeliest_BT = at::argmax(logits_BTV, 2).cpu().contiguous();
 
   std::vector<Likelihood> results;
-  for (std::int64_t b = 0; b < rows; ++b) {
+  for (std::int64_t b = 0; b < inputs_BT.size(0); ++b) {
     const ScoredTokens& text = texts[static_cast<std::size_t>(b)];
     const std::int64_t end = b * longest + std::ssize(text.ids) - 1;
     Likelihood likelihood{.num_tokens = text.num_counted};

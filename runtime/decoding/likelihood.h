@@ -1,6 +1,6 @@
 // The likelihood of given tokens under a model (teacher forcing).
 //
-// Legend: B batch, T tokens.
+// Legend: B batch, S tokens of a source, T tokens.
 #pragma once
 
 #include <cstdint>
@@ -24,10 +24,11 @@ struct Likelihood {
 struct ScoredTokens {
   std::vector<std::int32_t> ids;
   std::int64_t num_counted = 0;
+  std::vector<std::int32_t> source = {};  // for a translation model; else empty
 };
 
-// The likelihoods of texts under a language model, in their order. Sums are in fp64. At most
-// max_tokens() + 1 ids each. restart_after: for a model trained with data.restart_at_documents,
+// The likelihoods of texts, in their order. Sums are in fp64. At most max_tokens() + 1 ids each,
+// and either all with a source or none. restart_after: for a model trained with data.restart_at_documents,
 // the end mark after which a document begins. Error(kNumerical) if a log-probability is not a
 // finite number.
 std::vector<Likelihood> likelihoods(TokenScorer& model, const std::vector<ScoredTokens>& texts,

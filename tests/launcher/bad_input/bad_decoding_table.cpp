@@ -1,4 +1,4 @@
-// Bad input of `generate`, `score`, `bleu` and `average`.
+// Bad input of `generate`, `score`, `bleu`, `average` and `export`.
 #include "tests/launcher/bad_input/bad_input.h"
 #include "tests/launcher/bad_input/damage.h"
 
@@ -108,11 +108,23 @@ std::vector<BadInput> of_average() {
   };
 }
 
+std::vector<BadInput> of_export() {
+  return {
+      usage("export run", {"--out", "required"}),
+      usage("export corpus --out weights", {"corpus"}),
+      usage("export nowhere --out weights", {"nowhere"}),
+      usage("export run --out text", {"--out text", "not an empty folder"}),
+      row("export run/checkpoints/step-00000004 --out weights", ExitCode::kCheckpoint,
+          {"step-00000004"},
+          [] { flip_bit(checkpoint_file("run/checkpoints/step-00000004", "model-"), 2000); }),
+  };
+}
+
 }  // namespace
 
 std::vector<BadInput> bad_decoding() {
   std::vector<BadInput> rows;
-  for (const auto& part : {of_generate(), of_score(), of_bleu(), of_average()})
+  for (const auto& part : {of_generate(), of_score(), of_bleu(), of_average(), of_export()})
     rows.insert(rows.end(), part.begin(), part.end());
   return rows;
 }

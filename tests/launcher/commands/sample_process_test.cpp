@@ -153,6 +153,28 @@ TEST_F(SampleProcess, ThePromptComesFromAFileOrStandardInputAsItIs) {
   EXPECT_EQ(child.finish().out, text);
 }
 
+// Lines of words as documents, with an end mark.
+TEST_F(SampleProcess, ATextEndsWithItsDocument) {
+  const auto done = [](const std::vector<std::string>& arguments) {
+    const Finished finished = run_child({.line = birkhoff_line(arguments)});
+    EXPECT_EQ(finished.code, 0) << finished.err;
+    return finished;
+  };
+  done({"prepare", "--out", "lines", "--lines", "--tokenizer", "words", "text/one.txt"});
+  done({"train", "good.txtpb", "--run", "lines_run", "--set", "data.corpus=lines"});
+  std::string word;
+  std::istringstream(read_bytes("text/one.txt")) >> word;
+  // A hardly trained model draws all tokens about equally often, and so the end mark.
+  const std::string text = sampled("lines_run", {"--prompt", word, "--tokens", "1000000"});
+  EXPECT_THAT(text, StartsWith(word));
+  EXPECT_LT(text.size(), 1'000'000u);
+  // A word's token begins with the space before it.
+  EXPECT_THAT(done({"sample", "lines_run", "--prompt", word + " "}).err,
+              HasSubstr("the prompt ends in a space"));
+  EXPECT_EQ(done({"sample", "lines_run", "--prompt", word}).err, "");
+  EXPECT_EQ(done({"sample", "run", "--prompt", "quick "}).err, "") << "characters are tokens";
+}
+
 TEST_F(SampleProcess, TopPLeavesTheLikeliest) {
   const auto text = [](const std::vector<std::string>& more) {
     std::vector<std::string> line = {"--prompt", "quick ", "--tokens", "40"};

@@ -1,4 +1,4 @@
-// `generate`, `score`, `bleu` and `average` as users run them.
+// `generate`, `score`, `bleu`, `average` and `export` as users run them.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -205,6 +205,22 @@ TEST_F(Decoding, MeanOfCheckpointsIsReadLikeARun) {
   expect_refused({"train", "good.txtpb", "--run", "mean"}, ExitCode::kUsage, "mean");
   expect_refused({"average", "lines_run", "--last", "2", "--out", "mean"}, ExitCode::kUsage,
                  "not an empty folder");
+}
+
+TEST_F(Decoding, ExportedWeightsAreReadLikeARun) {
+  EXPECT_THAT(out_of({"export", "lines_run", "--out", "weights"}),
+              HasSubstr("weights/checkpoints/step-00000004: the weights of step 4"));
+  EXPECT_EQ(out_of({"eval", "weights", "--json"}), out_of({"eval", "lines_run", "--json"}));
+  EXPECT_THAT(out_of({"verify", "weights"}), HasSubstr("verified"));
+  for (const auto& file : fs::directory_iterator("weights/checkpoints/step-00000004"))
+    EXPECT_THAT(file.path().filename().string(), testing::Not(HasSubstr("optimizer")));
+  expect_refused({"train", "good.txtpb", "--run", "weights"}, ExitCode::kUsage, "weights");
+  // Of an earlier checkpoint, and of exported weights: the same ones.
+  EXPECT_THAT(out_of({"export", "lines_run/checkpoints/step-00000002", "--out", "earlier"}),
+              HasSubstr("the weights of step 2"));
+  out_of({"export", "weights", "--out", "again"});
+  EXPECT_EQ(read_bytes("again/checkpoints/step-00000004/model-00001-of-00001.safetensors"),
+            read_bytes("lines_run/checkpoints/step-00000004/model-00001-of-00001.safetensors"));
 }
 
 TEST_F(Decoding, BleuIsPrintedAndAllReferencesCount) {

@@ -118,6 +118,43 @@ TEST_F(TranslationLines, BleuOfASplitCountsItsTexts) {
   EXPECT_THAT(of_split, HasSubstr("BLEU|nrefs:1|case:mixed|eff:no|tok:none|smooth:exp"));
 }
 
+// Teacher forcing gives the probabilities with which greedy search has found its texts.
+TEST_F(TranslationLines, ScoresOfFoundTextsAreThoseOfTheSearch) {
+  std::vector<nlohmann::json> found;
+  for (const std::string& line :
+       rows_of(out_of({"generate", "run", "--input", "sources.txt", "--json"})))
+    found.push_back(nlohmann::json::parse(line));
+  const std::vector<std::string> sources = rows_of(read_bytes("sources.txt"));
+  ASSERT_EQ(found.size(), sources.size());
+  std::string pairs;
+  for (std::size_t i = 0; i < sources.size(); ++i)
+    pairs += nlohmann::json{{"source", sources[i]}, {"target", found[i]["text"]}}.dump() + '\n';
+  pairs += R"({"source": "0", "target": "0 0"})" + std::string("\n");
+  pairs +=
+      R"({"source": "0 1 2 3 0 1 2 3 0 1", "target": "0 0 0 1 1 1 2 2 3 3 4"})" + std::string("\n");
+  write_bytes("pairs.jsonl", pairs);
+  const std::string printed = out_of({"score", "run", "--input", "pairs.jsonl"});
+  const std::vector<std::string> scores = rows_of(printed);
+  ASSERT_EQ(scores.size(), sources.size() + 2);
+  for (std::size_t i = 0; i < sources.size(); ++i) {
+    const nlohmann::json score = nlohmann::json::parse(scores[i]);
+    // fp32, in matrix products of other sizes
+    EXPECT_NEAR(score["log_likelihood"], found[i]["log_probability"].get<double>(), 1e-4);
+    EXPECT_EQ(score["tokens"], found[i]["tokens"]);
+    EXPECT_TRUE(score["is_greedy"]);
+    EXPECT_FALSE(score.contains("cut_tokens"));
+  }
+  const nlohmann::json wrong = nlohmann::json::parse(scores[sources.size()]);
+  EXPECT_FALSE(wrong["is_greedy"]);
+  EXPECT_EQ(wrong["tokens"], 3);
+  EXPECT_LT(wrong["log_likelihood"], nlohmann::json::parse(scores[1])["log_likelihood"]);
+  // 11 tokens of the source and 12 of the target, with end marks, of 10 that the model reads.
+  const nlohmann::json cut = nlohmann::json::parse(scores.back());
+  EXPECT_EQ(cut["cut_tokens"], 3);
+  EXPECT_EQ(cut["tokens"], 10);
+  EXPECT_EQ(out_of({"score", "run", "--input", "pairs.jsonl", "--ranks", "2"}), printed);
+}
+
 TEST_F(TranslationLines, WhatTheModelCannotDoIsRefused) {
   expect_refused({"generate", "run", "--input", "sources.txt", "--max-tokens", "11"},
                  ExitCode::kUsage, "--max-tokens 11");
@@ -125,7 +162,14 @@ TEST_F(TranslationLines, WhatTheModelCannotDoIsRefused) {
                  "nowhere");
   expect_refused({"generate", "run", "--score", "bleu"}, ExitCode::kUsage, "--split");
   expect_refused({"sample", "run", "--prompt", "1"}, ExitCode::kUsage, "run");
-  expect_refused({"score", "run", "--input", "sources.txt"}, ExitCode::kUsage, "language model");
+  expect_refused({"score", "run", "--input", "sources.txt"}, ExitCode::kData,
+                 "sources.txt:1: is not a JSON object; a line is {\"source\": \"...\"");
+  write_bytes("texts.jsonl", "{\"text\": \"1\"}\n");
+  expect_refused({"score", "run", "--input", "texts.jsonl"}, ExitCode::kData,
+                 "texts.jsonl:1: needs \"source\"");
+  write_bytes("texts.jsonl", "{\"source\": \"1\", \"target\": 1}\n");
+  expect_refused({"score", "run", "--input", "texts.jsonl"}, ExitCode::kData,
+                 "texts.jsonl:1: \"target\" is not a text");
 }
 
 }  // namespace

@@ -58,11 +58,23 @@ TEST(Generator, GreedyTakesTheSmallestOfEquals) {
   EXPECT_EQ(generate(model, {4}, {.tokens = 2, .sampling = {.temperature = 0}}), (Ids{0, 0}));
 }
 
-TEST(Generator, EmptyPromptStartsWithTheGivenId) {
+TEST(Generator, AnEmptyPromptBeginsWithTheEndMark) {
   RecordingModel model(counting());
-  EXPECT_EQ(generate(model, {}, {.tokens = 2, .sampling = {.temperature = 0}, .first = 3}),
-            (Ids{4, 0}));
-  EXPECT_TRUE(generate(model, {}, {.tokens = 0}).empty());
+  const GenerateOptions options{.tokens = 2, .sampling = {.temperature = 0}, .end_mark = 3};
+  EXPECT_EQ(generate(model, {}, options), (Ids{4, 0}));
+  EXPECT_TRUE(generate(model, {}, {.tokens = 0, .end_mark = 3}).empty());
+  EXPECT_THROW(generate(model, {}, {.tokens = 2}), std::exception);
+}
+
+TEST(Generator, ATextEndsBeforeTheEndMark) {
+  RecordingModel model(counting());
+  const GenerateOptions options{.tokens = 100, .sampling = {.temperature = 0}, .end_mark = 3};
+  Ids taken;
+  EXPECT_EQ(generate(model, {4}, options, [&](std::int32_t id) { taken.push_back(id); }),
+            (Ids{0, 1, 2}));
+  EXPECT_EQ(taken, (Ids{0, 1, 2}));
+  EXPECT_EQ(model.fed, (std::vector<Ids>{{4, 0, 1, 2}}));
+  EXPECT_TRUE(generate(model, {2}, options).empty());
 }
 
 TEST(Generator, FullCacheIsRebuiltFromTheLastHalfWindow) {
@@ -91,31 +103,30 @@ TEST(Generator, OfALongPromptTheLastWindowIsRead) {
   EXPECT_EQ(unread_prompt_ids(model, {}), 0);
 }
 
-// The end mark itself is read with its document; the next id starts a new cache, at position 0.
+// An end mark is read with its document; the next id starts a new cache, at position 0.
 TEST(Generator, DocumentsRestartAfterTheirEndMark) {
   RecordingModel model(counting());
-  const GenerateOptions options{
-      .tokens = 8, .sampling = {.temperature = 0}, .first = 4, .restart_after = 4};
-  EXPECT_EQ(generate(model, {2}, options), (Ids{3, 4, 0, 1, 2, 3, 4, 0}));
-  EXPECT_EQ(model.fed, (std::vector<Ids>{{2, 3, 4}, {0, 1, 2, 3, 4}}));
-  model.fed.clear();
-  generate(model, {},
-           {.tokens = 3, .sampling = {.temperature = 0}, .first = 4, .restart_after = 4});
+  const auto options = [](std::int64_t tokens) {
+    return GenerateOptions{
+        .tokens = tokens, .sampling = {.temperature = 0}, .end_mark = 4, .restarts = true};
+  };
+  EXPECT_EQ(generate(model, {}, options(3)), (Ids{0, 1, 2}));
   EXPECT_EQ(model.fed, (std::vector<Ids>{{4}, {0, 1}}));
-  model.fed.clear();  // end marks of a prompt count as well
-  generate(model, {1, 4, 2}, {.tokens = 1, .sampling = {.temperature = 0}, .restart_after = 4});
-  EXPECT_EQ(model.fed, (std::vector<Ids>{{1, 4}, {2}}));
+  model.fed.clear();
+  EXPECT_EQ(generate(model, {1, 4, 2}, options(2)), (Ids{3}));
+  EXPECT_EQ(model.fed, (std::vector<Ids>{{1, 4}, {2, 3}}));
 }
 
 // A full cache is rebuilt only from the current document.
 TEST(Generator, RebuiltCacheHoldsNothingOfAnEarlierDocument) {
-  RecordingModel model(counting());
+  RecordingModel model(at::eye(10).roll(1, 1) * 10);  // counts modulo 10
   model.window = 4;
-  generate(model, {3}, {.tokens = 8, .sampling = {.temperature = 0}, .restart_after = 4});
-  EXPECT_EQ(model.fed, (std::vector<Ids>{{3, 4}, {0, 1, 2, 3}, {3, 4}, {0}}));
+  const GenerateOptions options{.sampling = {.temperature = 0}, .end_mark = 9, .restarts = true};
+  EXPECT_EQ(generate(model, {8, 9}, options), (Ids{0, 1, 2, 3, 4, 5, 6, 7, 8}));
+  EXPECT_EQ(model.fed, (std::vector<Ids>{{8, 9}, {0, 1, 2, 3}, {3, 4, 5, 6}, {6, 7, 8}}));
   model.fed.clear();  // the mark fills the cache: a restart, not a rebuild
-  generate(model, {1, 2, 3}, {.tokens = 3, .sampling = {.temperature = 0}, .restart_after = 4});
-  EXPECT_EQ(model.fed, (std::vector<Ids>{{1, 2, 3, 4}, {0}}));
+  generate(model, {6, 7, 8, 9}, options);
+  EXPECT_EQ(model.fed, (std::vector<Ids>{{6, 7, 8, 9}, {0, 1, 2, 3}, {3, 4, 5, 6}, {6, 7, 8}}));
 }
 
 // Frequencies of 20,000 draws within 4 standard deviations of softmax(logits / temperature) over
