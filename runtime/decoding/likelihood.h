@@ -28,9 +28,9 @@ struct ScoredTokens {
 };
 
 // The likelihoods of texts, in their order. Sums are in fp64. At most max_tokens() + 1 ids each,
-// and either all with a source or none. restart_after: for a model trained with data.restart_at_documents,
-// the end mark after which a document begins. Error(kNumerical) if a log-probability is not a
-// finite number.
+// and either all with a source or none. restart_after: for a model trained with
+// data.restart_at_documents, the end mark after which a document begins. Error(kNumerical) if a
+// log-probability is not a finite number.
 std::vector<Likelihood> likelihoods(TokenScorer& model, const std::vector<ScoredTokens>& texts,
                                     std::optional<std::int32_t> restart_after = std::nullopt);
 
