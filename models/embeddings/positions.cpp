@@ -46,6 +46,7 @@ Positions::Positions(const configs::Model& model, std::int64_t length, const std
                 1}};
       break;
     case configs::Model::no_positions:
+    case configs::Model::relative_sinusoidal:  // of attention
       break;
     case configs::Model::image_axes:
       require(image.has_value(), "positions on the axes of an image are of its values");
