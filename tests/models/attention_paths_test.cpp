@@ -35,7 +35,9 @@ Batch batch_of(const configs::Config& config) {
 }
 
 const ModelMaker kMaker = [](const configs::Config& config, at::Device device) {
-  return make_model(config, kVocabulary, device);
+  std::int64_t vocabulary = kVocabulary;
+  for (const int cutoff : config.model().adaptive_softmax().cutoff()) vocabulary = cutoff + 1;
+  return make_model(config, vocabulary, device);
 };
 
 std::vector<std::string> slow_paths(const configs::Config& config) {
