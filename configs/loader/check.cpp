@@ -74,6 +74,7 @@ class ConsistencyCheck {
     check_task();
     check_model();
     if (config_.task().has_point_sets()) check_point_sets(config_, places_);
+    check_adaptive_softmax(config_, places_);
     check_train(config_, places_);
     check_mesh();
     const std::string& split = config_.evaluate().split();

@@ -57,10 +57,12 @@ std::int64_t longest_samples(const configs::Config& config);
 configs::Attention default_attention(int heads);
 
 // Checks the values of a resolved config against each other; check_train() those of config.train(),
-// check_point_sets() those that a task.point_sets restricts.
+// check_point_sets() those that a task.point_sets restricts, check_adaptive_softmax() those that
+// model.adaptive_softmax restricts.
 void check_consistency(const configs::Config& config, const SourceLocations& places);
 void check_train(const configs::Config& config, const SourceLocations& places);
 void check_point_sets(const configs::Config& config, const SourceLocations& places);
+void check_adaptive_softmax(const configs::Config& config, const SourceLocations& places);
 
 // The tokens of the longest target of a resolved config, in the stack that predicts: those of a
 // task of pairs, else data.sequence_length.

@@ -17,6 +17,7 @@
 #include "configs/schema/options.pb.h"
 #include "launcher/measure/machine_speed.h"
 #include "launcher/measure/report.h"
+#include "models/embeddings/vocabulary_parts.h"
 #include "models/transformer/layers.h"
 #include "runtime/tasks/task.h"
 
@@ -110,7 +111,9 @@ constexpr int kPass = 1, kStep = 2;
 // So few ids that the head is small compared with a layer.
 // One for each rank of mesh.tensor at least.
 std::int64_t few_ids(const configs::Config& config, std::int64_t vocabulary) {
-  return std::min<std::int64_t>(vocabulary, std::max(16, config.mesh().tensor()));
+  const auto& cutoff = config.model().adaptive_softmax().cutoff();
+  const int last_tail = cutoff.empty() ? 0 : cutoff[cutoff.size() - 1];
+  return std::min<std::int64_t>(vocabulary, std::max({16, config.mesh().tensor(), last_tail + 1}));
 }
 
 std::int64_t value_bytes(const configs::Train& train) {
@@ -366,7 +369,8 @@ TrialMemory Trial::extrapolated(bool recompute) {
   peak += CountedModel(without_layers, few, at::kMeta).train(micro_batch_).kept;
   // The output's gradient of a tied table is kept until the embedding's is computed.
   if (model.tie_embeddings() && make_task(config_)->targets_are_text()) {
-    peak += static_cast<double>((vocabulary_ - few) * embedding_width(model) *
+    peak += static_cast<double>((vocabulary_ - few) *
+                                vocabulary_parts(model, vocabulary_).back().width *
                                 value_bytes(config_.train()));
   }
   bytes.temporary = std::max(peak, bytes.layers + of_rest.peak) - bytes.layers - bytes.rest;

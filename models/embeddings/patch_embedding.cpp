@@ -35,6 +35,7 @@ PatchEmbedding::PatchEmbedding(const configs::Config& config, const ImageDims& i
       patch_(config.task().image_classification().patch()),
       image_(image),
       dropout_(config.model().dropout().embedding()),
+      token_dropout_(config.model().dropout().token()),
       mean_D(constants(config.task().image_classification().pixel_mean(), 0, parameters)),
       std_D(constants(config.task().image_classification().pixel_std(), 1, parameters)),
       linear_(config.model(), WeightRole::kInner, patch_ * patch_ * image.channels,
@@ -90,6 +91,7 @@ at::Tensor PatchEmbedding::operator()(const Batch& batch, const TokenSlices& tok
         at::arange(num_tokens_, images.options().dtype(at::kLong)).eq(0).expand({size, -1});
     x_BTC = at::where(tokens.mine(is_class_BT).unsqueeze(-1), class_token_C, x_BTC);
   }
+  if (noise) x_BTC = tokens.drop_tokens(x_BTC, token_dropout_, *noise);
   x_BTC = use.output(positions_.add_to(x_BTC, size, num_tokens_, /*positions_BT=*/{}, tokens));
   if (!noise) return x_BTC;
   return tokens.drop(x_BTC, dropout_, *noise, NoisePurpose::kEmbeddingDropout);

@@ -43,7 +43,7 @@ class PatchEmbedding final : public SequenceEmbedding {
   int unit_;
   std::int64_t num_tokens_, patch_;
   ImageDims image_;
-  float dropout_;
+  float dropout_, token_dropout_;
   at::Tensor mean_D, std_D;  // or [1], for all channels
   Linear linear_;
   at::Tensor class_token_C;  // undefined: there is none

@@ -29,7 +29,7 @@ class TokenEmbedding final : public SequenceEmbedding {
  public:
   // config must be resolved. `parameters` must outlive it; names begin with stack_prefix(role).
   // `image`: tokens are the values of images of this shape, and kBeginToken. `shared`: an embedding
-  // of the same vocabulary, whose table this one reads instead of a table of its own.
+  // of the same vocabulary, whose tables this one reads instead of its own.
   TokenEmbedding(const configs::Config& config, StackRole role, std::int64_t vocabulary,
                  Parameters& parameters, const std::optional<ImageDims>& image = std::nullopt,
                  const TokenEmbedding* shared = nullptr);
@@ -40,32 +40,39 @@ class TokenEmbedding final : public SequenceEmbedding {
   // is above longest_sequence() of the stack.
   at::Tensor operator()(const Batch& batch, const TokenSlices& tokens,
                         const std::optional<NoiseKey>& noise) const override;
-  // The same for int64 tokens at int64 positions, without dropout. Undefined positions are
-  // 0, 1, 2, ... Collective as operator().
+  // The same for int64 tokens at int64 positions; noise only drops whole tokens. Undefined
+  // positions are 0, 1, 2, ... Collective as operator().
   at::Tensor embed(const at::Tensor& tokens_BT, const at::Tensor& positions_BT,
-                   const TokenSlices& tokens) const;
+                   const TokenSlices& tokens,
+                   const std::optional<NoiseKey>& noise = std::nullopt) const;
 
-  // The unit of its table (Parameters::begin_unit).
+  // The rows of a part of the ids (models/embeddings/vocabulary_parts.h).
+  struct Table {
+    Interval ids;              // those of the part that are this rank's
+    at::Tensor weight_VE;      // their rows; E is the part's width
+    std::optional<Linear> up;  // from E to C, if these differ
+  };
+  // One for each of embedding_parts().
+  const std::vector<Table>& tables() const { return tables_; }
+  // The unit of its tables (Parameters::begin_unit).
   int unit() const { return units_.back(); }
-  // This rank's rows of the table [V, E], where E is embedding_width() of the model.
-  const at::Tensor& weight_VE() const { return weight_VE_; }
-  double flops() const override { return up_ ? up_->flops() : 0; }
+  double flops() const override;
 
  private:
-  // The sum over the ranks of the tensor axis is the tokens' rows of the table.
-  at::Tensor rows_of_part(const at::Tensor& tokens_BT) const;
+  // Of the table, a row for each token, and zeros for tokens without one there. Without adaptive
+  // softmax the sum over the ranks of the tensor axis is the tokens' rows.
+  at::Tensor rows_of(const Table& table, const at::Tensor& tokens_BT) const;
+  at::Tensor raised(const Table& table, const at::Tensor& x_BTE) const;  // to C channels
 
   const Parameters& parameters_;
-  std::vector<int> units_;  // of its own parameters and, last, of the table
+  std::vector<int> units_;  // of its own parameters and, last, of the tables
   StackRole role_;
   std::int64_t num_ids_;
-  Interval vocabulary_;  // this rank's ids
   std::int64_t sequence_length_;
   double scale_;
-  float dropout_;
-  // E is C unless the embedding is factorized. begin_E: of kBeginToken; undefined: there is none.
-  at::Tensor weight_VE_, begin_E;
-  std::optional<Linear> up_;  // from E to C
+  float dropout_, token_dropout_;
+  std::vector<Table> tables_;
+  at::Tensor begin_E;  // of kBeginToken; undefined: there is none
   std::optional<Positions> positions_;
 };
 

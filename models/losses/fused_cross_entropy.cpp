@@ -3,7 +3,6 @@
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
-#include <ATen/ops/exp.h>
 #include <ATen/ops/full_like.h>
 #include <ATen/ops/log_softmax.h>
 
@@ -79,18 +78,20 @@ RowLosses reference_cross_entropy_(at::Tensor logits_NV, const at::Tensor& targe
       logits_NV.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
   const at::Tensor ignored_N = mask_N.eq(0);
   const at::Tensor targets_N1 = targets_N.masked_fill(ignored_N, 0).unsqueeze(1);
-  const at::Tensor log_probabilities_NV = at::log_softmax(logits_NV, /*dim=*/-1, precision);
+  at::Tensor log_probabilities_NV = at::log_softmax(logits_NV, /*dim=*/-1, precision);
   const at::Tensor nats_N =
       -log_probabilities_NV.gather(1, targets_N1).squeeze(1).masked_fill(ignored_N, 0);
   at::Tensor losses_N = nats_N;
-  at::Tensor gradients_NV = at::exp(log_probabilities_NV);
   if (label_smoothing > 0) {
     losses_N = (1 - label_smoothing) * nats_N -
                label_smoothing * log_probabilities_NV.mean(1).masked_fill(ignored_N, 0);
+  }
+  const at::Tensor gradients_NV = log_probabilities_NV.exp_();  // in their memory
+  if (label_smoothing > 0) {
     gradients_NV.sub_(label_smoothing / static_cast<double>(logits_NV.size(1)));
   }
   gradients_NV.scatter_add_(1, targets_N1, at::full_like(nats_N, label_smoothing - 1).unsqueeze(1));
-  logits_NV.copy_(gradients_NV.masked_fill(ignored_N.unsqueeze(1), 0));
+  logits_NV.copy_(gradients_NV.masked_fill_(ignored_N.unsqueeze(1), 0));
   return {nats_N, losses_N};
 }
 

@@ -168,4 +168,11 @@ at::Tensor TokenSlices::drop_columns(const at::Tensor& x_BTc, std::int64_t colum
                         {.rows = tokens_, .columns = columns, .first_column = mine.begin});
 }
 
+at::Tensor TokenSlices::drop_tokens(const at::Tensor& x_nC, float p, const NoiseKey& key) const {
+  if (p == 0) return x_nC;
+  const std::int64_t tokens = divided() ? tokens_ : x_nC.size(1);
+  const at::Tensor dropped_BT = philox_uniform(key, NoisePurpose::kTokenDropout, {tokens}).le(p);
+  return x_nC.masked_fill(mine(dropped_BT).unsqueeze(-1), 0);
+}
+
 }  // namespace birkhoff

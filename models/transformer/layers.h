@@ -75,6 +75,8 @@ class Linear {
   at::Tensor operator()(const at::Tensor& x, const TokenSlices& tokens = {}) const;
   // With split outputs: y, and x of all tokens.
   TokenSlices::Product gathered(const at::Tensor& x, const TokenSlices& tokens) const;
+  // The weight [O, I] of a layer without a split.
+  const at::Tensor& weight() const { return weights_OI[0]; }
   // Forward FLOPs of one row, on all ranks of the tensor axis together.
   double flops() const { return flops_; }
 

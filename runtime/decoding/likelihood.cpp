@@ -3,6 +3,7 @@
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/argmax.h>
+#include <ATen/ops/empty.h>
 #include <ATen/ops/gather.h>
 #include <ATen/ops/logsumexp.h>
 #include <ATen/ops/zeros.h>
@@ -56,6 +57,19 @@ at::Tensor lengths_of(const std::vector<std::span<const std::int32_t>>& rows) {
   return lengths;
 }
 
+// The logarithms [B, T] of the sums of exponentials, in fp64: of few of the N = B T rows at a time.
+at::Tensor log_sums(const at::Tensor& logits_BTV) {
+  const at::Tensor logits_NV = logits_BTV.flatten(0, 1),
+                   sums_N = at::empty({logits_NV.size(0)}, logits_NV.options().dtype(at::kDouble));
+  const std::int64_t rows = std::max<std::int64_t>(1, (1 << 22) / logits_NV.size(1));
+  for (std::int64_t begin = 0; begin < sums_N.size(0); begin += rows) {
+    const std::int64_t count = std::min(rows, sums_N.size(0) - begin);
+    sums_N.narrow(0, begin, count)
+        .copy_(at::logsumexp(logits_NV.narrow(0, begin, count).to(at::kDouble), 1));
+  }
+  return sums_N.view({logits_BTV.size(0), logits_BTV.size(1)});
+}
+
 }  // namespace
 
 std::vector<Likelihood> likelihoods(TokenScorer& model, const std::vector<ScoredTokens>& texts,
@@ -91,9 +105,7 @@ std::vector<Likelihood> likelihoods(TokenScorer& model, const std::vector<Scored
   const at::Tensor of_targets_BT =
       logits_BTV.gather(2, targets_BT.to(model.device()).unsqueeze(2)).squeeze(2);
   const at::Tensor log_p_BT =
-      (of_targets_BT.to(at::kDouble) - at::logsumexp(logits_BTV.to(at::kDouble), 2))
-          .cpu()
-          .contiguous();
+      (of_targets_BT.to(at::kDouble) - log_sums(logits_BTV)).cpu().contiguous();
   const at::Tensor likeliest_BT = at::argmax(logits_BTV, 2).cpu().contiguous();
 
   std::vector<Likelihood> results;

@@ -1,9 +1,11 @@
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/ones.h>
+#include <ATen/ops/rand.h>
 #include <ATen/ops/randint.h>
 
 #include "data/loader/token_windows.h"
+#include "models/embeddings/vocabulary_parts.h"
 #include "models/language_model.h"
 #include "runtime/tasks/task.h"
 
@@ -49,7 +51,12 @@ class LanguageModelTask final : public Task {
     const std::int64_t rows = config_.train().global_batch();
     const std::int64_t length = config_.data().sequence_length();
     const at::Generator generator = at::detail::createCPUGenerator(config_.train().seed());
-    const at::Tensor tokens = at::randint(vocabulary, {rows, length + 1}, generator, integers);
+    // The cost of adaptive softmax depends on the frequencies of ids.
+    const bool adaptive = config_.model().adaptive_softmax().cutoff_size() > 0;
+    const at::Tensor tokens =
+        adaptive ? zipf_ids(at::rand({rows, length + 1}, generator, integers.dtype(at::kDouble)),
+                            vocabulary)
+                 : at::randint(vocabulary, {rows, length + 1}, generator, integers);
     Batch batch;
     batch.fields.emplace(field::kInputs, tokens.narrow(1, 0, length));
     batch.fields.emplace(field::kTargets, tokens.narrow(1, 1, length));

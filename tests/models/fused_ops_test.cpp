@@ -1,6 +1,7 @@
 // Tests fused operations against LibTorch's autograd of the unfused ones. The fused operations
 // tested here are the references for the kernels (kernels_gpu_test.cpp).
 #include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -8,6 +9,7 @@
 #include <utility>
 
 #include "models/losses/fused_cross_entropy.h"
+#include "models/losses/linear_cross_entropy.h"
 #include "models/losses/loss_sums.h"
 #include "models/transformer/residual_norm.h"
 #include "tests/kernel_error.h"
@@ -50,6 +52,46 @@ TEST(FusedCrossEntropy, NeverReadsMaskedTargets) {
                                   .nats_N;
   EXPECT_NEAR(losses_N[0].item<double>(), std::log(4.0), 1e-15);
   EXPECT_EQ(losses_N[1].item<double>(), 0);
+}
+
+TEST(LinearCrossEntropy, EqualsTheLossOfTheProductAndItsGradients) {
+  const std::int64_t vocabulary = 7;
+  for (const std::int64_t rows : {12, 1, 0}) {
+    const at::Tensor targets_N = at::arange(rows, at::kLong).mul(5).remainder(vocabulary),
+                     mask_N = at::arange(rows).remainder(4).ne(1).to(at::kByte);
+    for (const double smoothing : {0.0, 0.3}) {
+      SCOPED_TRACE(testing::Message() << rows << " rows, smoothing " << smoothing);
+      const auto leaf = [&](at::IntArrayRef shape, int seed) {
+        return test_values(shape, seed).mul(2).requires_grad_(true);
+      };
+      const at::Tensor x_NE = leaf({rows, 3}, 1), weight_VE = leaf({vocabulary, 3}, 2),
+                       x = leaf({rows, 3}, 1), weight = leaf({vocabulary, 3}, 2);
+      const at::Tensor logits_NV = at::matmul(x, weight.t());
+      const LossSums expected = cross_entropy_sums(logits_NV.unsqueeze(0), targets_N.unsqueeze(0),
+                                                   mask_N.unsqueeze(0), smoothing);
+      (expected.loss * 3).backward();
+      const LinearCrossEntropy fused =
+          linear_cross_entropy(x_NE, weight_VE, targets_N, mask_N, smoothing, true);
+      (fused.sums.loss * 3).backward();
+      EXPECT_NEAR(fused.sums.loss.item<double>(), expected.loss.item<double>(), 1e-12);
+      EXPECT_NEAR(fused.sums.nats.item<double>(), expected.nats.item<double>(), 1e-12);
+      EXPECT_EQ(fused.sums.count.item<double>(), expected.count.item<double>());
+      EXPECT_TRUE(at::equal(fused.correct_N, logits_NV.argmax(-1).eq(targets_N)));
+      ASSERT_TRUE(weight_VE.grad().defined());
+      EXPECT_LT(difference(weight_VE.grad(), weight.grad()), 1e-12);
+      if (rows > 0) {
+        EXPECT_LT(difference(x_NE.grad(), x.grad()), 1e-12);
+      }
+
+      const at::NoGradGuard no_gradients;
+      const LinearCrossEntropy evaluated =
+          linear_cross_entropy(x_NE, weight_VE, targets_N, mask_N, smoothing, true);
+      EXPECT_NEAR(evaluated.sums.loss.item<double>(), expected.loss.item<double>(), 1e-12);
+      EXPECT_NEAR(evaluated.sums.nats.item<double>(), expected.nats.item<double>(), 1e-12);
+      EXPECT_EQ(evaluated.sums.count.item<double>(), expected.count.item<double>());
+      EXPECT_TRUE(at::equal(evaluated.correct_N, fused.correct_N));
+    }
+  }
 }
 
 TEST(ResidualNorm, EqualsLayerNormOfTheSumAndItsGradients) {

@@ -27,7 +27,7 @@ constexpr const char* kNoisy = R"(
       group { heads: 1 mechanism { routing { clusters: 2 dropout: 0.2 } } }
       group { mechanism { moba { block: 4 top_blocks: 2 dropout: 0.2 } } }
     }
-    dropout { embedding: 0.2 residual: 0.3 activation: 0.1 })";
+    dropout { embedding: 0.2 residual: 0.3 activation: 0.1 token: 0.1 })";
 
 std::map<std::string, at::Tensor> gradients(const TestModel& model, const at::Tensor& loss) {
   for (const Parameter& parameter : model->parameters().list()) {
@@ -93,7 +93,7 @@ TEST(Noise, EachSourceIsOfItsStepAndSampleAndAbsentInEvaluation) {
   const Batch batch = make_batch(2, 16);
   for (const char* const setting :
        {"model.dropout.embedding=0.2", "model.dropout.residual=0.2", "model.dropout.activation=0.2",
-        "model.attention.0.group.0.mechanism.sinkhorn.dropout=0.2",
+        "model.dropout.token=0.3", "model.attention.0.group.0.mechanism.sinkhorn.dropout=0.2",
         "model.attention.0.group.0.mechanism.sinkhorn.gumbel_noise=true"}) {
     const std::string attention = "attention { group { mechanism { sinkhorn { block: 4 } } } }";
     const TestModel noisy = make_test_model(attention, {setting});
@@ -111,6 +111,35 @@ TEST(Noise, EachSourceIsOfItsStepAndSampleAndAbsentInEvaluation) {
     EXPECT_TRUE(at::equal(noisy->logits(batch, {}), quiet->logits(batch, {}))) << setting;
     EXPECT_FALSE(at::equal(noisy->logits(batch, {}), once_BTV)) << setting;
   }
+}
+
+// Whole tokens are 0 before positions are added, the others keep their values.
+TEST(Noise, DroppedTokensHaveNoChannels) {
+  constexpr double kShare = 0.25;
+  constexpr std::int64_t kRows = 500, kTokens = 16;
+  const std::string text =
+      "task { language_model {} } data { corpus: 'none' sequence_length: 16 } train { precision: "
+      "fp64 } model { layers: 1 channels: 8 heads: 2 positions: sinusoidal dropout { token: 0.25 } "
+      "}";
+  Parameters parameters(3, at::kDouble);
+  const TokenStack model(parse_config(text, "test", {}), StackRole::kDecoder, parameters);
+  const Batch batch = make_batch(kRows, kTokens);
+  const auto embedded = [&](const std::optional<NoiseKey>& noise) {
+    return model.embedding(batch, token_slices(batch, parameters), noise);
+  };
+  const at::Tensor positions_TC = sinusoid_table(kTokens, 8);
+  const at::Tensor whole_BTC = embedded(std::nullopt), noisy_BTC = embedded(make_noise(batch));
+  const at::Tensor dropped_BT = noisy_BTC.ne(whole_BTC).any(-1);
+  EXPECT_TRUE(at::equal(noisy_BTC, at::where(dropped_BT.unsqueeze(-1), positions_TC, whole_BTC)));
+  // Binomial: 4 standard deviations.
+  const double n = kRows * kTokens, count = dropped_BT.sum().item<double>();
+  EXPECT_NEAR(count, kShare * n, 4 * std::sqrt(n * kShare * (1 - kShare)));
+  // A sample's tokens do not depend on the length of its batch.
+  Batch shorter = batch;
+  shorter.fields["inputs"] = batch.at("inputs").narrow(1, 0, 5);
+  EXPECT_TRUE(
+      at::equal(model.embedding(shorter, token_slices(shorter, parameters), make_noise(batch)),
+                noisy_BTC.narrow(1, 0, 5)));
 }
 
 // Consumers with the same number would drop the same elements.

@@ -126,7 +126,8 @@ std::string attention(const std::string& mechanism) {
   return "attention { group { mechanism { " + mechanism + " } } }";
 }
 
-const std::string kDropout = " dropout { embedding: 0.2 residual: 0.3 activation: 0.1 } ";
+const std::string kDropout =
+    " dropout { embedding: 0.2 residual: 0.3 activation: 0.1 token: 0.2 } ";
 
 class EachMechanism : public ::testing::TestWithParam<test::MechanismCase> {};
 INSTANTIATE_TEST_SUITE_P(TensorParallel, EachMechanism, ::testing::ValuesIn(test::all_cases()),

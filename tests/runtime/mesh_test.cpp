@@ -185,6 +185,33 @@ TEST(TrainingOnAMesh, WithMicroBatchesAndVirtualShards) {
   }
 }
 
+// Tails have other numbers of tokens on each rank, and a rank may have none of one.
+TEST(TrainingOnAMesh, WithAdaptiveSoftmaxOnDataParallelRanks) {
+  const std::vector<std::string> adaptive = {
+      "model.adaptive_softmax={cutoff: [3, 10] divisor: 2 tie_projections: true}",
+      "model.dropout.token=0.2"};
+  for (int stage = 0; stage <= 3; ++stage) {
+    std::vector<std::string> settings = adaptive;
+    settings.push_back("train.zero_stage=" + std::to_string(stage));
+    expect_steps_of_one_rank({{2, 1}, {3, 1}, {8, 1}}, settings);
+  }
+  // The same bits with virtual shards.
+  std::vector<std::string> settings = adaptive;
+  settings.insert(settings.end(), {"train.invariant.shards=4", "train.precision=fp32"});
+  std::map<std::string, at::Tensor> values;
+  for (const int ranks : {1, 2, 4}) {
+    run_mesh(ranks, 1, [&](const MeshRank& rank) {
+      MeshTraining training(config_of(settings), rank);
+      for (int step = 1; step <= 3; ++step) training.run(step);
+      rank.world.barrier("trained");
+      for (const Parameter& p : training.model->parameters().list()) {
+        if (ranks == 1) values[p.name] = p.value.detach().clone();
+        EXPECT_TRUE(at::equal(p.value, values.at(p.name))) << p.name << " on " << ranks;
+      }
+    });
+  }
+}
+
 // ---- Checkpoints
 
 // Any function of the element's name and place in the global tensor.

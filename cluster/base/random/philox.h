@@ -30,6 +30,7 @@ enum class NoisePurpose : std::uint32_t {
   kActivationDropout = 6,
   kSampling = 7,
   kReseed = 8,
+  kTokenDropout = 9,
 };
 
 // Mixes the arguments into a 64-bit Philox key. Different arguments give unrelated streams.
