@@ -81,6 +81,12 @@ class ConsistencyCheck {
       config_error(places_, "evaluate.split", "must be \"valid\" or \"test\", is {}",
                    quoted(split));
     }
+    if (config_.evaluate().patience() > 0 && config_.evaluate().every() == 0) {
+      config_error(places_, "evaluate.patience",
+                   "{} has no effect with evaluate.every 0, which evaluates only at the end; set "
+                   "the number of steps between evaluations, or leave it out",
+                   config_.evaluate().patience());
+    }
   }
 
  private:
