@@ -23,8 +23,9 @@ struct PrepareArguments {
   // Of pairs, whose sources are `texts`: the files of targets.
   std::vector<std::string> targets, valid_targets, test_targets;
   std::string source_tokenizer;  // of pairs; empty: sources have the tokenizer of targets
-  std::optional<std::string> text_column, label_column;  // of tables: a name, or a number from 1
-  bool header = false;                                   // the first line of a table has names
+  // Of tables: a name, or a number from 1.
+  std::optional<std::string> text_column, second_column, label_column;
+  bool header = false;   // the first line of a table has names
   std::string generate;  // a task of GeneratedPairs, instead of an input
   GeneratedPairs generated;
   bool images = false;     // the input is images; the next two are only for them

@@ -14,7 +14,9 @@ namespace birkhoff {
 PointClassifier::PointClassifier(const configs::Config& config, const ModelPlacement& place)
     : parameters_(make_parameters(config, place)),
       num_points_(config.data().sequence_length()),
-      dimensions_(config.task().point_sets().dimensions()) {}
+      dimensions_(config.task().point_sets().dimensions()),
+      class_weight_K_(class_weights(
+          config.task(), at::TensorOptions(parameters_.dtype()).device(parameters_.device()))) {}
 
 at::Tensor PointClassifier::points_of(const Batch& batch) const {
   const at::Tensor& points_BNP = batch.at(field::kPoints);
@@ -28,7 +30,8 @@ at::Tensor PointClassifier::points_of(const Batch& batch) const {
 LossSums PointClassifier::loss_sums(const Batch& batch, const std::optional<NoiseKey>& noise) {
   NamedSums statistics;
   const at::Tensor logits_BK = logits(points_of(batch), noise, statistics);
-  LossSums sums = classification_sums(logits_BK, batch.at(field::kLabels));
+  LossSums sums = classification_sums(logits_BK, batch.at(field::kLabels),
+                                      training_weights(class_weight_K_, batch, noise));
   sums.tokens = sums.count * static_cast<double>(batch.at(field::kPoints).size(1));
   for (auto& sum : statistics) sums.named.push_back(std::move(sum));
   return sums;

@@ -21,8 +21,8 @@ class PointClassifier : public Model, public Classifier {
   PointClassifier(const configs::Config& config, const ModelPlacement& place);
 
   Parameters& parameters() override { return parameters_; }
-  // Counts one target per set. The sum "accuracy" is the number of sets whose label is the
-  // likeliest class.
+  // Counts one target per set, which in training has the weight of its class. The sum "accuracy" is
+  // the number of sets whose label is the likeliest class.
   LossSums loss_sums(const Batch& batch, const std::optional<NoiseKey>& noise) override;
   Classifier* classifier() override { return this; }
   at::Device device() const override { return parameters_.device(); }
@@ -48,6 +48,7 @@ class PointClassifier : public Model, public Classifier {
   at::Tensor points_of(const Batch& batch) const;
 
   std::int64_t num_points_, dimensions_;
+  at::Tensor class_weight_K_;  // undefined: all are 1
 };
 
 }  // namespace birkhoff

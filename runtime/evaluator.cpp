@@ -1,6 +1,7 @@
 #include "runtime/evaluator.h"
 
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/from_blob.h>
 #include <ATen/ops/zeros.h>
 #include <fmt/format.h>
 
@@ -8,11 +9,33 @@
 #include <cmath>
 
 #include "cluster/base/error.h"
+#include "cluster/base/text/number_text.h"
 #include "configs/schema/config.pb.h"
 #include "data/corpus/corpus.h"
 #include "runtime/tasks/task.h"
 
 namespace birkhoff {
+namespace {
+
+void add_predictions(const Batch& batch, const LossSums& sums, ConfusionMatrix& confusion) {
+  require(sums.predicted_B.defined(), "a classifier says what it predicts");
+  const at::Tensor predicted_B = sums.predicted_B.cpu();
+  const auto* predicted = predicted_B.const_data_ptr<std::int64_t>();
+  const at::Tensor labels_B = batch.at(field::kLabels).cpu();
+  const auto* labels = labels_B.const_data_ptr<std::int64_t>();
+  for (std::int64_t i = 0; i < batch.size(); ++i) confusion.add(labels[i], predicted[i]);
+}
+
+// Integers, so the sums over ranks are exact. Collective.
+void add_up(ProcessGroup& group, std::vector<std::int64_t>& counts) {
+  const at::Tensor of_rank =
+      at::from_blob(counts.data(), {static_cast<std::int64_t>(counts.size())}, at::kLong);
+  const at::Tensor all = of_rank.to(group.device(), /*non_blocking=*/false, /*copy=*/true);
+  group.all_reduce(all, ReduceOp::kSum, "confusion matrix");
+  of_rank.copy_(all);
+}
+
+}  // namespace
 
 std::string EvaluationPlan::withheld() const {
   const std::string why = targets ? targets->withheld() : "";
@@ -44,13 +67,20 @@ std::optional<Evaluation> Evaluator::run(const std::function<bool()>& stops) {
   enum Column : std::int64_t { kNats, kCount, kTokens, kFigures };
   const std::int64_t num_columns = kFigures + figures_.num_columns();
   at::Tensor sums = at::zeros({num_batches, num_columns}, at::kDouble);
-  const auto loss_sums_of = [&](std::int64_t j) {
+  std::optional<ConfusionMatrix> confusion;
+  if (plan_.targets && plan_.targets->classes() > 0) confusion.emplace(plan_.targets->classes());
+  const auto read = [&](std::int64_t j) {
     const std::int64_t begin = j * plan_.micro_batch;
     const std::int64_t end = std::min(begin + plan_.micro_batch, plan_.num_sequences);
-    return model_.loss_sums(read_(begin, end).to(group_.device()), std::nullopt);
+    return read_(begin, end);
+  };
+  const auto loss_sums_of = [&](const Batch& batch) {
+    return model_.loss_sums(batch.to(group_.device()), std::nullopt);
   };
   const auto compute = [&](std::int64_t j) {
-    const LossSums loss_sums = loss_sums_of(j);
+    const Batch batch = read(j);
+    const LossSums loss_sums = loss_sums_of(batch);
+    if (confusion) add_predictions(batch, loss_sums, *confusion);
     double* row = sums.mutable_data_ptr<double>() + j * num_columns;
     row[kNats] = loss_sums.nats.item<double>();
     row[kCount] = loss_sums.count.item<double>();
@@ -69,7 +99,7 @@ std::optional<Evaluation> Evaluator::run(const std::function<bool()>& stops) {
     if (mine < num_batches) {
       compute(mine);
     } else if (model_.parameters().slices() != nullptr) {
-      loss_sums_of(num_batches - 1);
+      loss_sums_of(read(num_batches - 1));
     }
     if (stops()) return std::nullopt;
   }
@@ -89,6 +119,13 @@ std::optional<Evaluation> Evaluator::run(const std::function<bool()>& stops) {
     result.task = plan_.targets->figures(nats);
   }
   result.figures = figures_.values(totals.data() + kFigures, count);
+  if (confusion) {
+    add_up(group_, confusion->counts());
+    const double macro_f1 = confusion->macro_f1();
+    result.task.figures.push_back(
+        {"macro_f1", macro_f1, fmt::format("macro F1 {}", fixed_text(macro_f1, 4))});
+    result.confusion = std::move(confusion);
+  }
   return result;
 }
 

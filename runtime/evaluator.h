@@ -4,6 +4,8 @@
 //
 // One exception: within a micro-batch, BLAS matrix products may round differently with a different
 // number of threads. Compare bits only at equal threads per rank.
+//
+// Classifiers: the loss has no class weights, and the confusion matrix is a sum of integers.
 #pragma once
 
 #include <cstdint>

@@ -235,11 +235,16 @@ std::string warning_of_replicas(const configs::Config& config,
   return "";
 }
 
+bool have_comparable_losses(const configs::Evaluate& before, const configs::Evaluate& now) {
+  return before.split() == now.split() && before.sequences() == now.sequences();
+}
+
 void warn_of_other_losses(const configs::Evaluate& before, const configs::Evaluate& now) {
-  if (before.split() == now.split() && before.sequences() == now.sequences()) return;
+  if (have_comparable_losses(before, now)) return;
   log_warning(
       "evaluate.split or evaluate.sequences changed ({}, {} -> {}, {}): losses before and after do "
-      "not compare, so checkpoint.keep_best keeps the best checkpoint of each",
+      "not compare, so checkpoint.keep_best keeps the best checkpoint of each, and "
+      "evaluate.patience counts from here",
       before.split(), before.sequences(), now.split(), now.sequences());
 }
 

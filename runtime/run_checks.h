@@ -59,8 +59,9 @@ std::string warning_of_replicas(const configs::Config& config,
 void warn_of_rate_jump(const configs::Train& before, const configs::Train& now,
                        std::int64_t next_step, std::int64_t epoch);
 
-// Warns if the evaluations changed at a resume, so that their losses do not compare with those of
-// the checkpoints that checkpoint.keep_best has kept.
+// Whether both evaluate the same sequences of a corpus.
+bool have_comparable_losses(const configs::Evaluate& before, const configs::Evaluate& now);
+// Warns if they do not, at a resume: losses then do not compare with those before it.
 void warn_of_other_losses(const configs::Evaluate& before, const configs::Evaluate& now);
 
 }  // namespace birkhoff

@@ -112,10 +112,18 @@ std::unique_ptr<Evaluator> evaluator_of_run(const Task& task, const configs::Eva
   const bool has_split = corpus.has_split(split);
   std::unique_ptr<Evaluator> evaluator;
   if (has_split) evaluator = make_evaluator(task, what, corpus, model, group);
+  const std::string nothing =
+      evaluator != nullptr
+          ? ""
+          : fmt::format("{}: {}: nothing is evaluated", corpus.folder().string(),
+                        has_split ? no_targets_text(split) : fmt::format("no split \"{}\"", split));
+  if (evaluator == nullptr && what.patience() > 0) {
+    fail(ExitCode::kConfig, "evaluate.patience: {} has no effect: {}; leave it out, or evaluate",
+         what.patience(), nothing);
+  }
   if (group.rank() != 0) return evaluator;
   if (evaluator == nullptr) {
-    log_warning("{}: {}: nothing is evaluated", corpus.folder().string(),
-                has_split ? no_targets_text(split) : fmt::format("no split \"{}\"", split));
+    log_warning("{}", nothing);
   } else if (const std::string withheld = evaluator->plan().withheld(); !withheld.empty()) {
     log_warning("{}: {}", corpus.folder().string(), withheld);
   }
@@ -212,6 +220,10 @@ StartState load_start(const std::string& resume_path, const configs::Config& con
   read_state(checkpoint.manifest, start.train);
   start.metrics_bytes = checkpoint.manifest.metrics_bytes();
   start.before = checkpoint.manifest.config();
+  if (!have_comparable_losses(start.before->evaluate(), config.evaluate())) {
+    start.train.lowest_loss.reset();
+    start.train.stale_evaluations = 0;
+  }
   return start;
 }
 
@@ -241,7 +253,7 @@ void warn_at_start(const configs::Config& config, const Task& task, const Corpus
     }
     warn_of_rate_jump(start.before->train(), config.train(), start.train.step + 1,
                       start.train.consumed / source.num_samples());
-    if (config.checkpoint().keep_best())
+    if (config.checkpoint().keep_best() || config.evaluate().patience() > 0)
       warn_of_other_losses(start.before->evaluate(), config.evaluate());
   }
   if (config.train().precision() == configs::Train::fp16 && group.device().is_cpu()) {
@@ -249,6 +261,13 @@ void warn_at_start(const configs::Config& config, const Task& task, const Corpus
         "train.precision: fp16 is many times slower than fp32 on CPUs, which multiply it in "
         "software; bf16 is the fast choice");
   }
+}
+
+// Why a run has no more steps to do.
+std::string end_of_training(const configs::Config& config, const TrainState& state, bool all_done) {
+  if (all_done) return fmt::format("train.steps = {}", config.train().steps());
+  return fmt::format("the last {} had no new lowest loss, and evaluate.patience = {}",
+                     counted(state.stale_evaluations, "evaluation"), config.evaluate().patience());
 }
 
 // resumed_from: set to the step that the run resumed from. history: made where training begins, on
@@ -306,14 +325,15 @@ Outcome run_logged(const configs::Config& config, const RunPaths& paths, bool fr
   TrainState& state = start.train;
   resumed_from = state.step;
   activity.enter(Phase::kStart, state.step);
-  if (state.step >= config.train().steps() && !state.evaluation_due) {
+  const bool all_done = state.step >= config.train().steps() && !state.evaluation_due;
+  if (all_done || state.ends_early(config.evaluate())) {
     if (world.rank() == 0) {
       // The run may have been killed before it wrote the picture.
       if (!path_exists(paths.loss_plot().string())) {
         Metrics(make_metrics_options(config, paths, state)).close();
       }
-      log_info("{}: is at step {}, and train.steps = {}: nothing to do; raise it to continue",
-               paths.root.string(), state.step, config.train().steps());
+      log_info("{}: is at step {}, and {}: nothing to do; raise it to continue",
+               paths.root.string(), state.step, end_of_training(config, state, all_done));
     }
     return Outcome::kDone;
   }

@@ -5,8 +5,24 @@
 #include <cmath>
 
 #include "cluster/base/text/number_text.h"
+#include "configs/schema/config.pb.h"
 
 namespace birkhoff {
+
+void TrainState::evaluated(double loss) {
+  held_out_loss = loss;
+  if (std::isfinite(loss) && (!lowest_loss || loss < *lowest_loss)) {
+    lowest_loss = loss;
+    stale_evaluations = 0;
+  } else {
+    ++stale_evaluations;
+  }
+}
+
+bool TrainState::ends_early(const configs::Evaluate& evaluate) const {
+  return evaluate.patience() > 0 && stale_evaluations >= evaluate.patience() && !evaluation_due &&
+         skipped == 0;
+}
 
 void write_state(const TrainState& state, CheckpointHeader& header) {
   header.set_step(state.step);
@@ -18,6 +34,9 @@ void write_state(const TrainState& state, CheckpointHeader& header) {
   if (state.held_out_loss && std::isfinite(*state.held_out_loss)) {
     header.set_held_out_loss(*state.held_out_loss);
   }
+  header.clear_lowest_loss();
+  if (state.lowest_loss) header.set_lowest_loss(*state.lowest_loss);
+  header.set_stale_evaluations(state.stale_evaluations);
   header.set_loss_scale(state.loss_scale.value);
   header.set_loss_scale_steps(state.loss_scale.steps_since);
 }
@@ -30,6 +49,8 @@ void read_state(const CheckpointHeader& header, TrainState& state) {
   state.evaluation_due = header.evaluation_due();
   if (header.has_loss_scale()) state.loss_scale = {header.loss_scale(), header.loss_scale_steps()};
   if (header.has_held_out_loss()) state.held_out_loss = header.held_out_loss();
+  if (header.has_lowest_loss()) state.lowest_loss = header.lowest_loss();
+  state.stale_evaluations = header.stale_evaluations();
 }
 
 std::string text_of(const TrainState& state) {
@@ -39,6 +60,9 @@ std::string text_of(const TrainState& state) {
       state.step, state.consumed, state.tokens, state.skipped, plain_text(state.loss_scale.value),
       state.loss_scale.steps_since);
   if (state.held_out_loss) text += ", held-out loss " + plain_text(*state.held_out_loss);
+  if (state.lowest_loss) text += ", lowest " + plain_text(*state.lowest_loss);
+  if (state.stale_evaluations > 0)
+    text += fmt::format(", {} evaluations after the lowest", state.stale_evaluations);
   if (state.evaluation_due) text += ", to be evaluated";
   return text;
 }

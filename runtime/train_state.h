@@ -8,6 +8,10 @@
 #include "runtime/checkpoint/checkpoint.h"
 #include "runtime/gradients/loss_scale.h"
 
+namespace birkhoff::configs {
+class Evaluate;
+}
+
 namespace birkhoff {
 
 // Where a run stands: with parameters and optimizer state, all that resuming needs.
@@ -19,6 +23,13 @@ struct TrainState {
   bool evaluation_due = false;  // a signal stopped the run before the evaluation of this step
   LossScale loss_scale;
   std::optional<double> held_out_loss = {};  // of the evaluation at this step, if there was one
+  std::optional<double> lowest_loss = {};    // of all evaluations
+  std::int32_t stale_evaluations = 0;        // those after the lowest loss
+
+  // Takes the loss of the evaluation at this step into account.
+  void evaluated(double loss);
+  // Whether evaluate.patience ends training here: not after a skipped step, which is not saved.
+  bool ends_early(const configs::Evaluate& evaluate) const;
 };
 
 // To and from a manifest. A loss that is not finite is omitted; a loss scale that is missing from

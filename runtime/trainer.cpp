@@ -10,6 +10,7 @@
 #include "cluster/base/files/file.h"
 #include "cluster/base/logging/log.h"
 #include "cluster/base/text/number_text.h"
+#include "cluster/base/text/plural.h"
 #include "configs/schema/config.pb.h"
 
 namespace birkhoff {
@@ -31,7 +32,7 @@ Outcome Trainer::run(TrainState& state) {
   if (any_asks_to_stop()) return end(state, parts_.stop.why(), "");
   const bool made_up_for = state.evaluation_due;
   if (made_up_for && !evaluate(state)) return end(state, parts_.stop.why(), "");
-  if (state.step >= config.train().steps()) {
+  if (is_last(state)) {
     const std::string divergence = find_divergence(state, false);
     const bool save = made_up_for && checkpoints.saves() && divergence.empty();
     if (save && !ranks_agree(state)) return Outcome::kRestore;
@@ -57,14 +58,15 @@ Outcome Trainer::run(TrainState& state) {
     parts_.reporter.step(result.report, result.tokens);
 
     // Between steps: all ranks are here, at the same step.
-    const bool last = state.step == config.train().steps();
-    bool stop = result.stop_requested && !last;
+    const bool all_done = state.step == config.train().steps();
+    bool stop = result.stop_requested && !all_done;
     if (result.applied) checkpoints.confirm();
     checkpoints.poll();
     parts_.reporter.saved(checkpoints.newest().value_or(0), checkpoints.save_seconds());
     // A request to stop leaves little time: the resumed run makes the evaluation.
-    state.evaluation_due = last || is_due(state.step, config.evaluate().every());
+    state.evaluation_due = all_done || is_due(state.step, config.evaluate().every());
     if (!stop && state.evaluation_due) stop = !evaluate(state);
+    const bool last = is_last(state);
     const std::string divergence = last || stop ? find_divergence(state, stop) : "";
     // A save that is due at a skipped step waits for the next applied step.
     save_due |= is_due(state.step, config.checkpoint().every());
@@ -254,12 +256,24 @@ bool Trainer::evaluate(TrainState& state) {
       return any_asks_to_stop();
     });
     if (!evaluation) return false;
-    state.held_out_loss = evaluation->loss;
+    state.evaluated(evaluation->loss);
     parts_.checkpoints.require_folder();
     parts_.reporter.evaluation(state.step, parts_.evaluator->plan().split, *evaluation);
   }
   state.evaluation_due = false;
+  if (state.ends_early(parts_.config.evaluate()) && parts_.world.rank() == 0) {
+    log_info(
+        "step {}: the loss on {} was not below {} in {} in a row: training ends here "
+        "(evaluate.patience = {})",
+        state.step, parts_.config.evaluate().split(),
+        fixed_text(state.lowest_loss.value_or(NAN), 4),
+        counted(state.stale_evaluations, "evaluation"), parts_.config.evaluate().patience());
+  }
   return true;
+}
+
+bool Trainer::is_last(const TrainState& state) const {
+  return state.step >= parts_.config.train().steps() || state.ends_early(parts_.config.evaluate());
 }
 
 bool Trainer::any_asks_to_stop() {

@@ -31,7 +31,7 @@ class Config;
 namespace birkhoff {
 
 enum class Outcome {
-  kDone,     // all steps are done and saved
+  kDone,     // all steps are done and saved, or evaluate.patience ended training
   kRequeue,  // stopped on request, and saved if training can resume from the state: the same
              // command resumes from the last checkpoint (exit code 75)
   kRestore,  // ranks disagree and the policy is restore: resume from the last checkpoint
@@ -60,7 +60,8 @@ class Trainer {
  public:
   explicit Trainer(TrainerParts parts);
 
-  // Trains from `state` to the configured number of steps, or until a rank asks to stop. The ranks
+  // Trains from `state` to the configured number of steps, or until evaluate.patience ends training
+  // or a rank asks to stop. The ranks
   // then abandon an evaluation, a long step or a wait for data, which the resumed run repeats, and
   // save the last completed step. The same if a rank cannot read its batch; all ranks then throw
   // its error. Collective over the world. Error(kNumerical), on all ranks, if values are not finite
@@ -86,6 +87,8 @@ class Trainer {
   void count_skipped(TrainState& state, const GradientSums& sums) const;
   // Returns false if a request to stop ended the evaluation.
   bool evaluate(TrainState& state);
+  // Whether training ends with this state. All ranks have the same state, so they agree.
+  bool is_last(const TrainState& state) const;
   // Whether any rank asks to stop. Collective over the world.
   bool any_asks_to_stop();
   // Tells the request how long a step and a save take.

@@ -118,9 +118,10 @@ GradientSums TrainingStep::sum_gradients(const Batch& batch, std::int64_t step, 
   sums.num_tokens = std::llround(total.tokens);
   sums.has_targets = total.count > 0;
   sums.count = std::max(total.count, 1.0);
+  sums.weight = sums.has_targets ? total.weight : 1.0;
   sums.nats = total.nats;
   sums.figures = std::move(total.figures);
-  sums.norm = norm_of_chunk_sums(buckets_, chunk_sums_) / sums.count / loss_scale;
+  sums.norm = norm_of_chunk_sums(buckets_, chunk_sums_) / sums.weight / loss_scale;
   decide(total.finite, stop_requested, sums);
   return sums;
 }
@@ -157,14 +158,14 @@ bool TrainingStep::gives_up() {
 
 double TrainingStep::update(const GradientSums& sums, std::int64_t step, std::int64_t epoch,
                             double loss_scale) {
-  // Clip: one factor divides by count and loss scale and bounds the norm of the mean gradient.
+  // Clip: one factor divides by weight and loss scale and bounds the norm of the mean gradient.
   const bool clipped = train_.clip_norm() > 0 && sums.norm > train_.clip_norm();
   const double clip_factor = clipped ? train_.clip_norm() / sums.norm : 1.0;
 
   // Update: with kApply 0 parameters and optimizer state stay as they are.
   const double rate = learning_rate(train_.schedule(), step, train_.steps(), epoch);
   scalars_.set(StepScalars::kLearningRate, rate);
-  scalars_.set(StepScalars::kGradientScale, clip_factor / sums.count / loss_scale);
+  scalars_.set(StepScalars::kGradientScale, clip_factor / sums.weight / loss_scale);
   scalars_.set(StepScalars::kApply, sums.applies() ? 1 : 0);
   scalars_.publish();
   update_graph_.run([this] {

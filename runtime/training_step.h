@@ -32,6 +32,7 @@ namespace birkhoff {
 struct GradientSums {
   bool has_targets = true;  // a batch without any teaches nothing
   double count = 1;         // counted targets, at least 1
+  double weight = 1;        // the sum of their weights, or 1 without targets
   double nats = 0;          // their loss
   double norm = 0;          // of the mean gradient, before clipping
   FigureValues figures{};   // of the model

@@ -1,6 +1,7 @@
 #include "configs/loader/check.h"
 
 #include <fmt/format.h>
+#include <google/protobuf/reflection.h>
 
 #include <cmath>
 #include <cstdlib>
@@ -73,6 +74,7 @@ class ConsistencyCheck {
   void run() const {
     check_task();
     check_model();
+    check_classification(config_, places_);
     if (config_.task().has_point_sets()) check_point_sets(config_, places_);
     check_adaptive_softmax(config_, places_);
     check_train(config_, places_);
@@ -81,6 +83,12 @@ class ConsistencyCheck {
     if (split != "valid" && split != "test") {
       config_error(places_, "evaluate.split", "must be \"valid\" or \"test\", is {}",
                    quoted(split));
+    }
+    if (config_.evaluate().patience() > 0 && config_.evaluate().every() == 0) {
+      config_error(places_, "evaluate.patience",
+                   "{} has no effect with evaluate.every 0, which evaluates only at the end; set "
+                   "the number of steps between evaluations, or leave it out",
+                   config_.evaluate().patience());
     }
   }
 
@@ -397,7 +405,7 @@ int target_length(const configs::Config& config) {
 }
 
 std::int64_t tokens_per_sample(const configs::Config& config) {
-  return std::int64_t{config.data().sequence_length()} +
+  return std::int64_t{config.data().sequence_length()} * (has_two_towers(config.task()) ? 2 : 1) +
          (config.task().has_translation() ? target_length(config) : 0);
 }
 
@@ -418,11 +426,26 @@ bool has_batch_norm(const configs::Task& task) {
   return network != nullptr && network->message_type()->options().GetExtension(configs::batch_norm);
 }
 
+bool has_two_towers(const configs::Task& task) {
+  const auto& classification = task.classification();
+  return !classification.second_stream().empty() &&
+         classification.pair_model() == configs::Classification::two_towers;
+}
+
 int class_count(const configs::Task& task) {
   const Message* message = chosen(task);
   const FieldDescriptor* field =
       message == nullptr ? nullptr : field_with(*message, configs::class_count);
   return field == nullptr ? 0 : message->GetReflection()->GetInt32(*message, field);
+}
+
+std::vector<float> class_weights(const configs::Task& task) {
+  const Message* message = chosen(task);
+  const FieldDescriptor* field =
+      message == nullptr ? nullptr : message->GetDescriptor()->FindFieldByName("class_weight");
+  if (field == nullptr) return {};
+  const auto weights = message->GetReflection()->GetRepeatedFieldRef<float>(*message, field);
+  return {weights.begin(), weights.end()};
 }
 
 int block_length_of(const Message& mechanism) {

@@ -57,17 +57,19 @@ std::int64_t longest_samples(const configs::Config& config);
 configs::Attention default_attention(int heads);
 
 // Checks the values of a resolved config against each other; check_train() those of config.train(),
-// check_point_sets() those that a task.point_sets restricts, check_adaptive_softmax() those that
-// model.adaptive_softmax restricts.
+// check_classification() those of a task with classes, check_point_sets() those that a
+// task.point_sets restricts, check_adaptive_softmax() those that model.adaptive_softmax restricts.
 void check_consistency(const configs::Config& config, const SourceLocations& places);
 void check_train(const configs::Config& config, const SourceLocations& places);
+void check_classification(const configs::Config& config, const SourceLocations& places);
 void check_point_sets(const configs::Config& config, const SourceLocations& places);
 void check_adaptive_softmax(const configs::Config& config, const SourceLocations& places);
 
 // The tokens of the longest target of a resolved config, in the stack that predicts: those of a
 // task of pairs, else data.sequence_length.
 int target_length(const configs::Config& config);
-// The tokens of a sample without padding, of a task of pairs those of its source and target.
+// The tokens of a sample without padding, of a task of pairs those of its source and target, and of
+// a classifier with two towers those of both texts.
 std::int64_t tokens_per_sample(const configs::Config& config);
 // True if tokens see only earlier tokens, in the stack that predicts.
 bool is_causal(const configs::Task& task);
@@ -76,8 +78,12 @@ bool reads_images(const configs::Task& task);
 // Whether the task's network normalizes over the global batch (batch_norm): its training passes are
 // then collective over the data-parallel ranks.
 bool has_batch_norm(const configs::Task& task);
+// Whether the task classifies pairs of texts, each of which the model reads by itself.
+bool has_two_towers(const configs::Task& task);
 // Number of classes that the task predicts; 0 if none.
 int class_count(const configs::Task& task);
+// Weights of these classes in the training loss; empty: all are 1.
+std::vector<float> class_weights(const configs::Task& task);
 
 // A value that differs from its default although the other fields leave it without effect.
 struct UselessValue {

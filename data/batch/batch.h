@@ -8,7 +8,8 @@
 // and positions_BT (int64).
 //
 // Classifiers have inputs_BT, padded with 0, lengths_B (int64, tokens of each sequence, at least 1)
-// and, except to classify, labels_B (int64).
+// and, except to classify, labels_B (int64). Classifiers of two texts by themselves have
+// inputs [B, 2, T] and lengths [B, 2].
 //
 // Models of pairs have inputs_BS and lengths_B (of the sources), previous_BT (int64, the tokens
 // before the targets: an end mark, then the targets without the last one), targets_BT and mask_BT.

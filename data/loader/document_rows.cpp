@@ -13,8 +13,16 @@ DocumentRows::DocumentRows(const Corpus& corpus, const std::string& split,
 }
 
 std::int64_t DocumentRows::length_of(std::int64_t i) {
+  return std::min(whole_length_of(i), length_);
+}
+
+std::int64_t DocumentRows::whole_length_of(std::int64_t i) {
   const auto [begin, end] = reader_.document(i);
-  return std::min(end - begin, length_);
+  return end - begin;
+}
+
+void DocumentRows::read_first(std::int64_t i, std::int64_t count, std::int64_t* row) {
+  reader_.read(reader_.document(i).first, count, row);
 }
 
 std::int64_t DocumentRows::read(std::int64_t i, std::int64_t* row) {

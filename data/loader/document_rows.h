@@ -25,6 +25,10 @@ class DocumentRows {
   std::int64_t read(std::int64_t i, std::int64_t* row);
   // That number.
   std::int64_t length_of(std::int64_t i);
+  // The number of all tokens of document i.
+  std::int64_t whole_length_of(std::int64_t i);
+  // Writes only the first `count` tokens of document i, and nothing behind them.
+  void read_first(std::int64_t i, std::int64_t count, std::int64_t* row);
 
  private:
   StreamReader reader_;

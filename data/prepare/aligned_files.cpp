@@ -59,7 +59,7 @@ InputScan for_each_pair(const std::vector<InputPath>& paths, const std::string& 
                         const std::function<void(const Document&)>& visit) {
   DocumentCounts counts;
   const auto read = [&](const Document& file) {
-    Side source(*file.source), target(file);
+    Side source(*file.partner), target(file);
     for (;;) {
       const bool has_source = source.next(), has_target = target.next();
       if (has_source && !has_target) fail_as_longer(source, target);
@@ -72,7 +72,7 @@ InputScan for_each_pair(const std::vector<InputPath>& paths, const std::string& 
              (blank_source ? source : target).place(), (blank_source ? target : source).place());
       }
       Document& document = target.document(blank_target);
-      document.source = &source.document(blank_source);
+      document.partner = &source.document(blank_source);
       document.is_whole = true;
       if (counts.add(document)) visit(document);
     }

@@ -65,10 +65,11 @@ InputScan for_each_input(const PrepareOptions& options, const std::vector<InputP
 }
 
 // The streams of a split. The counts of a split are those of the first.
-constexpr std::size_t kFirstStream = 0, kSourceStream = 1;
+constexpr std::size_t kFirstStream = 0, kPartnerStream = 1;
 
 std::vector<std::string> stream_names(const PrepareOptions& options) {
   if (options.has_pairs()) return {"target", "source"};
+  if (options.table && !options.table->second.empty()) return {"tokens", "second"};
   return {"tokens"};
 }
 
@@ -76,8 +77,8 @@ std::vector<std::string> stream_names(const PrepareOptions& options) {
 using VisitPart = std::function<void(const Document&, std::size_t stream, std::string_view part,
                                      std::int64_t offset)>;
 
-// Visits the text of a document's piece in parts: of a pair, which is never cut, the source and the
-// target.
+// Visits the text of a document's piece in parts. Of a pair, which is never cut: both texts, the
+// partner first.
 void for_each_part(const StreamTokenizers& tokenizers, DocumentReader& reader,
                    const DocumentPiece& piece, const VisitPart& visit) {
   const auto read = [&](std::size_t stream, DocumentReader& text, std::int64_t begin,
@@ -87,9 +88,9 @@ void for_each_part(const StreamTokenizers& tokenizers, DocumentReader& reader,
       visit(text.document(), stream, part, offset);
     });
   };
-  if (const Document* source = reader.document().source; source != nullptr) {
-    DocumentReader of_source(*source);
-    read(kSourceStream, of_source, 0, source->bytes);
+  if (const Document* partner = reader.document().partner; partner != nullptr) {
+    DocumentReader of_partner(*partner);
+    read(kPartnerStream, of_partner, 0, partner->bytes);
   }
   read(kFirstStream, reader, piece.begin, piece.end);
 }
@@ -98,7 +99,7 @@ void for_each_part(const StreamTokenizers& tokenizers, DocumentReader& reader,
 class TextHash {
  public:
   void begin(const Document& document) {
-    if (document.source != nullptr) begin(*document.source);
+    if (document.partner != nullptr) begin(*document.partner);
     // Lengths come first, so that no two inputs yield the same bytes.
     fmt::memory_buffer line;
     fmt::format_to(std::back_inserter(line), FMT_COMPILE("{}:{} {}:{} {} {}\n"),
@@ -327,7 +328,8 @@ CorpusManifest::Source source_of(const PrepareOptions& options, const StreamToke
   if (options.table) {
     const std::string classes = fmt::format("{}", fmt::join(options.class_names, "\n"));
     text +=
-        fmt::format(", text column {}, label column {}{}{}", options.table->text,
+        fmt::format(", text column {}{}, label column {}{}{}", options.table->text,
+                    options.table->second.empty() ? "" : ", second column " + options.table->second,
                     options.table->label, options.table->header ? ", header" : "",
                     classes.empty() ? "" : ", classes " + xxh3_hex(classes.data(), classes.size()));
   }

@@ -23,6 +23,7 @@ struct TableColumns {
   std::string text, label;
   // The first line of each file names the columns. Always so if a column is given by its name.
   bool header = false;
+  std::string second = {};  // the second text of each row; empty: a row has one text
 };
 
 struct PrepareOptions {
@@ -50,8 +51,9 @@ struct PrepareOptions {
   // these are the files of their targets, as many for each split.
   std::vector<std::string> target_paths, valid_target_paths, test_target_paths;
   TextFormat format;  // how documents lie in the files, if they are neither tables nor pairs
-  // If set, the files are tables (data/prepare/table.h): each row is a document, and the record
-  // `label` of each split holds the labels.
+  // If set, the files are tables (data/prepare/table.h): each row is a document, or with a second
+  // text one in each of the streams `tokens` and `second`, and the record `label` of each split
+  // holds the labels.
   std::optional<TableColumns> table;
   // The classes of the labels 0, 1, ...; if empty, all labels of the input, sorted. Only for
   // tables, and for records (data/prepare/records/prepare_records.h).

@@ -169,6 +169,10 @@ PrepareOptions checked_options(PrepareOptions options) {
     check_column("--text-column", table.text);
     check_column("--label-column", table.label);
     table.header |= !is_column_number(table.text) || !is_column_number(table.label);
+    if (!table.second.empty()) {
+      check_column("--second-column", table.second);
+      table.header |= !is_column_number(table.second);
+    }
   }
   if (options.format.holds_many()) {
     const bool lines = options.format.kind == TextFormat::kJsonLines;

@@ -65,12 +65,16 @@ class TableReader {
     num_columns_ = values_.size();
     text_ = find_column(columns_.text, "--text-column", values_, lines.place());
     label_ = find_column(columns_.label, "--label-column", values_, lines.place());
-    if (text_ == label_) {
-      fail(ExitCode::kUsage, "{}: --text-column {} and --label-column {} are the same column",
-           lines.place(), quoted(columns_.text), quoted(columns_.label));
+    require_different(lines, {"--text-column", columns_.text, text_},
+                      {"--label-column", columns_.label, label_});
+    if (has_second()) {
+      second_ = find_column(columns_.second, "--second-column", values_, lines.place());
+      const Column second{"--second-column", columns_.second, second_};
+      require_different(lines, {"--text-column", columns_.text, text_}, second);
+      require_different(lines, second, {"--label-column", columns_.label, label_});
     }
     if (columns_.header) line = lines.next();
-    PartOfFile part(file);
+    PartOfFile part(file), second_part(file);
     std::string blank;  // the location of the first empty line, which may end the file
     for (; line; line = lines.next()) {
       if (line->empty()) {
@@ -82,7 +86,7 @@ class TableReader {
              blank);
       }
       split_at_tabs(*line, values_);
-      row(part, lines);
+      row(part, second_part, lines);
     }
   }
 
@@ -90,8 +94,29 @@ class TableReader {
   InputScan scan(InputScan files) const { return rows_.scan(std::move(files)); }
 
  private:
+  struct Column {
+    const char* option;
+    const std::string& given;
+    std::size_t index;
+  };
+  static void require_different(const TextLines& lines, const Column& a, const Column& b) {
+    if (a.index != b.index) return;
+    fail(ExitCode::kUsage, "{}: {} {} and {} {} are the same column", lines.place(), a.option,
+         quoted(a.given), b.option, quoted(b.given));
+  }
+
+  bool has_second() const { return !columns_.second.empty(); }
+
+  std::string_view text_of(std::size_t column, const TextLines& lines) const {
+    if (values_[column].empty()) {
+      fail(ExitCode::kData, "{}: the text (column {}) is empty; remove the row or give it a text",
+           lines.place(), column + 1);
+    }
+    return values_[column];
+  }
+
   // The values of a row are in values_.
-  void row(PartOfFile& part, const TextLines& lines) {
+  void row(PartOfFile& part, PartOfFile& second_part, const TextLines& lines) {
     if (values_.size() != num_columns_) {
       fail(ExitCode::kData,
            "{}: the line has {}, line 1 has {}; columns are separated by tabs, which texts cannot "
@@ -99,11 +124,7 @@ class TableReader {
            lines.place(), counted(static_cast<std::int64_t>(values_.size()), "column"),
            num_columns_);
     }
-    const std::string_view text = values_[text_], label = values_[label_];
-    if (text.empty()) {
-      fail(ExitCode::kData, "{}: the text (column {}) is empty; remove the row or give it a text",
-           lines.place(), text_ + 1);
-    }
+    const std::string_view text = text_of(text_, lines), label = values_[label_];
     if (label.empty()) {
       fail(ExitCode::kData, "{}: the label (column {}) is empty; remove the row or give it a label",
            lines.place(), label_ + 1);
@@ -117,6 +138,11 @@ class TableReader {
     Document& document = part.of(text, TextLines::kUnit, lines.number());
     document.label = label;
     document.is_whole = true;
+    if (has_second()) {
+      Document& second = second_part.of(text_of(second_, lines), TextLines::kUnit, lines.number());
+      second.label = label;
+      document.partner = &second;
+    }
     if (rows_.add(document)) visit_(document);
   }
 
@@ -124,7 +150,7 @@ class TableReader {
   const std::function<void(const Document&)>& visit_;
   DocumentCounts rows_;
   // Of the current file.
-  std::size_t num_columns_ = 0, text_ = 0, label_ = 0;
+  std::size_t num_columns_ = 0, text_ = 0, label_ = 0, second_ = 0;
   std::vector<std::string_view> values_;  // of the current line
 };
 

@@ -21,6 +21,7 @@
 #include "launcher/processes/ranks.h"
 #include "launcher/runs/run_paths.h"
 #include "models/classifier.h"
+#include "runtime/tasks/task.h"
 
 namespace birkhoff {
 namespace {
@@ -160,6 +161,12 @@ int classify_command(const ClassifyArguments& arguments, std::ostream& out, std:
     fail(ExitCode::kUsage,
          "{}: a model of this task has no classes; train one with task {{ classification {{}} }}",
          arguments.path);
+  }
+  if (make_task(checkpoint.manifest.config())->classifies_pairs()) {
+    fail(ExitCode::kUsage,
+         "{}: the model reads pairs of texts; prepare a table of them, and evaluate it: birkhoff "
+         "eval {} --corpus CORPUS",
+         arguments.path, arguments.path);
   }
   for (const std::string& warning : loaded->warnings())
     err << "birkhoff: warning: " << warning << '\n';

@@ -16,6 +16,7 @@
 #include "data/corpus/corpus.h"
 #include "data/prepare/prepare.h"
 #include "launcher/commands.h"
+#include "launcher/commands/class_report.h"
 #include "launcher/commands/model_tokenizer.h"
 #include "launcher/commands/progress_lines.h"
 #include "launcher/processes/ranks.h"
@@ -90,6 +91,10 @@ struct EvaluationReport {
   const EvaluationPlan& plan;
   const Evaluation& result;
 
+  std::vector<std::string> class_names() const {
+    const auto& names = checkpoint.manifest.class_name();
+    return {names.begin(), names.end()};
+  }
   // In addition to those in `result`.
   TaskFigures details() const {
     return plan.targets->details(result.loss * static_cast<double>(plan.targets->count()));
@@ -110,6 +115,7 @@ std::string json_of(const EvaluationReport& report) {
   }
   if (const std::string why = report.plan.withheld(); !why.empty()) object["withheld"] = why;
   for (const auto& [name, value] : result.figures) object[name] = value;
+  if (result.confusion) add_classes(*result.confusion, report.class_names(), object);
   return object.dump() + '\n';
 }
 
@@ -122,6 +128,7 @@ std::string text_of(const EvaluationReport& report) {
   for (const auto* figures : {&result.task.figures, &details.figures}) {
     for (const TaskFigure& figure : *figures) text += ", " + figure.text;
   }
+  if (result.confusion) text += ", " + majority_text(*result.confusion, report.class_names());
   text += fmt::format(", {} tokens", result.tokens);
   for (const auto* counts : {&details.counts, &result.task.counts}) {
     for (const TaskCount& count : *counts) {
@@ -131,6 +138,7 @@ std::string text_of(const EvaluationReport& report) {
   text +=
       fmt::format(", {} of {} sequences\n", report.plan.num_sequences, report.plan.all_sequences);
   for (const auto& [name, value] : result.figures) text += fmt::format("{} {:.6g}\n", name, value);
+  if (result.confusion) text += class_table(*result.confusion, report.class_names());
   return text;
 }
 

@@ -20,6 +20,8 @@ void CommandLine::add_prepare() {
       "  birkhoff prepare --out corpus/more --like run/first more/\n"
       "  birkhoff prepare --out corpus/sst2 --tokenizer words --text-column sentence "
       "--label-column label --train train.tsv --valid dev.tsv --test test.tsv\n"
+      "  birkhoff prepare --out corpus/mrpc --tokenizer words --text-column sentence1 "
+      "--second-column sentence2 --label-column label --train train.tsv --valid dev.tsv\n"
       "  birkhoff prepare --out corpus/en-de --tokenizer sentencepiece --train train.en --target "
       "train.de --valid val.en --valid-target val.de\n"
       "  birkhoff prepare --out corpus/sort --generate sort --symbols 128 --train-length 64 --length "
@@ -87,6 +89,11 @@ void CommandLine::add_prepare() {
            "for tables (.tsv), whose rows are documents: column of the text, by name or by number "
            "from 1")
           ->type_name("COLUMN");
+  CLI::Option* second_column =
+      c->add_option("--second-column", prepare_.second_column,
+                    "for tables whose rows are pairs of texts: column of the second text, by name "
+                    "or by number from 1")
+          ->type_name("COLUMN");
   CLI::Option* label_column =
       c->add_option("--label-column", prepare_.label_column,
                     "for tables: column of the label, by name or by number from 1")
@@ -102,7 +109,7 @@ void CommandLine::add_prepare() {
           ->check(CLI::IsMember(GeneratedPairs::tasks()));
   for (CLI::Option* other : std::initializer_list<CLI::Option*>{
            tokenizer, like, vocabulary, lines, separator, jsonl, target, valid_target, test_target,
-           text_column, label_column, header})
+           text_column, second_column, label_column, header})
     generate->excludes(other);
   GeneratedPairs& pairs = prepare_.generated;
   add_number(c, "--symbols", pairs.symbols, 1, GeneratedPairs::kMaxSymbols,

@@ -138,13 +138,20 @@ std::string progress_line(const PrepareProgress& progress) {
 
 std::optional<TableColumns> table_columns(const PrepareArguments& arguments) {
   const std::optional<std::string>&text = arguments.text_column, &label = arguments.label_column;
-  if (text && label) return TableColumns{*text, *label, arguments.header};
+  if (text && label) {
+    const std::string second = arguments.second_column.value_or("");
+    if (arguments.second_column && second.empty())
+      fail(ExitCode::kUsage, "--second-column: must not be empty");
+    return TableColumns{
+        .text = *text, .label = *label, .header = arguments.header, .second = second};
+  }
   if (text || label) {
     fail(ExitCode::kUsage, "{} is given without {}; tables need both, plain text neither",
          text ? "--text-column" : "--label-column", text ? "--label-column" : "--text-column");
   }
-  if (arguments.header)
-    fail(ExitCode::kUsage, "--header is for tables; give --text-column and --label-column, too");
+  if (arguments.header || arguments.second_column)
+    fail(ExitCode::kUsage, "{} is for tables; give --text-column and --label-column, too",
+         arguments.header ? "--header" : "--second-column");
   return std::nullopt;
 }
 

@@ -7,12 +7,15 @@
 #include <algorithm>
 #include <cmath>
 
+#include "cluster/base/error.h"
 #include "cluster/base/text/plural.h"
 #include "configs/loader/config_io.h"
 #include "launcher/measure/report.h"
+#include "runtime/checkpoint/checkpoint.h"
 #include "runtime/checkpoint/commit.h"
 #include "runtime/checkpoint/run_folder.h"
 #include "runtime/reporting/progress.h"
+#include "runtime/train_state.h"
 
 namespace birkhoff {
 namespace {
@@ -25,11 +28,24 @@ bool has_diverged(const MetricsRecords& records) {
   return lost || (!records.evaluations.empty() && std::isnan(records.evaluations.back().loss));
 }
 
+// Whether evaluate.patience ended training at a checkpoint.
+bool ended_early(const std::filesystem::path& checkpoint, const configs::Config& config) {
+  if (config.evaluate().patience() == 0) return false;
+  try {
+    TrainState state;
+    read_state(open_checkpoint(checkpoint).manifest, state);
+    return state.ends_early(config.evaluate());
+  } catch (const Error&) {
+    return false;  // the next start reports it
+  }
+}
+
 RunState state_of(const RunSummary& run) {
   if (run.holder) return RunState::kRunning;
   if (has_diverged(run.records)) return RunState::kDiverged;
   if (!run.checkpoints.empty() && run.checkpoints.back() >= run.config.train().steps())
     return RunState::kFinished;
+  if (run.ended_early) return RunState::kFinished;
   return run.step == 0 ? RunState::kNew : RunState::kStopped;
 }
 
@@ -81,9 +97,12 @@ RunSummary read_run(const std::filesystem::path& folder) {
   run.holder = run_holder(paths);
   run.config = load_config(paths.config(), {}, UselessValues::kKeep);
   run.records = read_metrics(paths.metrics());
+  std::filesystem::path newest;
   for (const auto& [step, path] : list_checkpoints(paths.checkpoints())) {
     run.checkpoints.push_back(step);
+    newest = path;
   }
+  run.ended_early = !newest.empty() && ended_early(newest, run.config);
   auto& evaluations = run.records.evaluations;
   if (!evaluations.empty()) {
     const std::string split = evaluations.back().split;

@@ -18,7 +18,7 @@ enum class RunState {
   kRunning,   // a process trains here
   kStopped,   // before its last step
   kDiverged,  // stopped, and its last loss was not finite
-  kFinished,  // all steps are done and saved
+  kFinished,  // all steps are done and saved, or evaluate.patience ended training
 };
 
 struct RunSummary {
@@ -29,6 +29,7 @@ struct RunSummary {
   std::optional<std::string> holder;      // the process that trains here
   std::vector<Job> jobs;                  // all that trained here, the last one last
   std::optional<JobStatus> status;        // of the last job
+  bool ended_early = false;               // evaluate.patience ended training
   RunState state = RunState::kNew;
   std::int64_t step = 0;     // the last step that is known to be done
   std::int64_t changed = 0;  // when its metrics were last written, in seconds since 1970

@@ -45,7 +45,8 @@ const JobEnd* last_end(const Known& run) {
 
 State state_of(const Known& run) {
   if (run.summary && run.summary->holder) return {"running", *run.summary->holder};
-  if (run.summary && run.summary->state == RunState::kFinished) return {"finished", ""};
+  if (run.summary && run.summary->state == RunState::kFinished)
+    return {"finished", run.summary->ended_early ? "early: evaluate.patience" : ""};
   const JobEnd* end = last_end(run);
   const std::string ended = end == nullptr ? "" : end->reason;
   for (const QueuedJob& job : run.queued) {
@@ -71,6 +72,7 @@ State state_of(const Known& run) {
 }
 
 std::int64_t steps_left(const RunSummary& run) {
+  if (run.ended_early) return 0;
   return std::max<std::int64_t>(run.config.train().steps() - run.step, 0);
 }
 

@@ -41,16 +41,16 @@ struct FusedCrossEntropy : torch::autograd::Function<FusedCrossEntropy> {
 }  // namespace
 
 void add_layer_sums(const NamedSums& layers, LossSums& sums, ProcessGroup* tensor_group,
-                    const at::Tensor& targets_per_token_B) {
+                    const at::Tensor& targets_per_token_B, const at::Tensor& weight_B) {
   const std::size_t first = sums.named.size();
   for (const auto& [name, value] : layers) {
     if (!name.ends_with(".auxiliary_loss")) {
       sums.named.emplace_back(name, value.detach());
       continue;
     }
-    const at::Tensor loss =
-        (targets_per_token_B.defined() ? value * targets_per_token_B : value).sum();
-    sums.loss = sums.loss + loss;
+    const at::Tensor loss_B = targets_per_token_B.defined() ? value * targets_per_token_B : value;
+    const at::Tensor loss = loss_B.sum();
+    sums.loss = sums.loss + (weight_B.defined() ? (loss_B * weight_B).sum() : loss);
     sums.named.emplace_back(name, loss.detach());
   }
   if (tensor_group == nullptr) return;

@@ -77,6 +77,9 @@ void check_header(const CheckpointManifest& manifest) {
       "loss_scale is {}, not in [{}, {}]", manifest.loss_scale(), LossScale::kMin, LossScale::kMax);
   reject_if(manifest.has_held_out_loss() && !std::isfinite(manifest.held_out_loss()),
             "held_out_loss is {}, not finite", manifest.held_out_loss());
+  reject_if(manifest.has_lowest_loss() && !std::isfinite(manifest.lowest_loss()),
+            "lowest_loss is {}, not finite", manifest.lowest_loss());
+  check_range(manifest.stale_evaluations(), 0, "stale_evaluations");
   check_range(manifest.vocabulary(), 0, "vocabulary");
   check_source_tokenizer(manifest);
   if (const std::string defect = class_names_defect(manifest.class_name()); !defect.empty())

@@ -17,6 +17,7 @@ namespace {
 // Columns of loss_sums_. The sums of figures follow.
 enum Column : std::int64_t {
   kCount,   // counted targets
+  kWeight,  // the sum of their weights
   kNats,    // their loss
   kTokens,  // tokens read
   kFigures,
@@ -55,6 +56,7 @@ void StepSums::zero() {
 void StepSums::add(std::int64_t row, const LossSums& sums) {
   const at::Tensor loss_row = loss_sums_[row], statistic_row = statistic_sums_[row];
   loss_row[kCount] += sums.count;
+  loss_row[kWeight] += sums.weight.defined() ? sums.weight : sums.count;
   loss_row[kNats] += sums.nats;
   loss_row[kTokens] += sums.tokens.defined() ? sums.tokens : sums.count;
   not_finite_ += at::isfinite(sums.loss.detach()).logical_not();
@@ -96,6 +98,7 @@ StepSums::Total StepSums::total() const {
   Total total;
   total.finite = on_host.const_data_ptr<double>()[0] == 0;
   total.count = sums[kCount];
+  total.weight = sums[kWeight];
   total.nats = sums[kNats];
   total.tokens = sums[kTokens];
   total.figures = figures_.values(sums + kFigures, sums[kCount]);

@@ -29,7 +29,7 @@ class StepSums {
 
   // Sums over the rows, on the host.
   struct Total {
-    double count = 0, nats = 0, tokens = 0;  // as in LossSums
+    double count = 0, weight = 0, nats = 0, tokens = 0;  // as in LossSums
     FigureValues figures;
     bool finite = true;  // this rank's losses
   };

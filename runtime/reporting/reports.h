@@ -7,6 +7,8 @@
 #include <utility>
 #include <vector>
 
+#include "data/scores/confusion_matrix.h"
+
 namespace birkhoff {
 
 // Values of a model's figures (Model::figures), by name.
@@ -59,6 +61,8 @@ struct Evaluation {
   std::int64_t tokens = 0;  // read, without padding
   TaskFigures task{};
   FigureValues figures{};  // of the model
+  // Of a classifier. TaskFigures has its macro F1.
+  std::optional<ConfusionMatrix> confusion{};
 };
 
 }  // namespace birkhoff

@@ -76,7 +76,7 @@ class ImageClassificationTask final : public Task {
   }
   std::unique_ptr<Targets> evaluation_targets(const Corpus&, const std::string&,
                                               std::int64_t num_samples) const override {
-    return std::make_unique<LabelTargets>(num_samples, "image");
+    return std::make_unique<LabelTargets>(num_samples, "image", task().classes());
   }
 
   Batch synthetic_batch(std::int64_t, at::Device device) const override {

@@ -10,18 +10,21 @@
 
 namespace birkhoff {
 
-// Targets that add no figures: the model itself reports its accuracy.
+// Targets that add no figures of the loss: accuracy and the confusion matrix come from predictions.
 class LabelTargets final : public Targets {
  public:
   // unit: the name of what has a label, such as "image".
-  LabelTargets(std::int64_t count, std::string unit) : count_(count), unit_(std::move(unit)) {}
+  LabelTargets(std::int64_t count, std::string unit, std::int64_t classes)
+      : count_(count), unit_(std::move(unit)), classes_(classes) {}
 
   std::string unit() const override { return unit_; }
   std::int64_t count() const override { return count_; }
+  std::int64_t classes() const override { return classes_; }
 
  private:
   const std::int64_t count_;
   const std::string unit_;
+  const std::int64_t classes_;
 };
 
 // The names of the classes of a record of labels. Error(kData) if the split lacks the record.

@@ -63,7 +63,7 @@ class PointSetsTask final : public Task {
   }
   std::unique_ptr<Targets> evaluation_targets(const Corpus&, const std::string&,
                                               std::int64_t num_samples) const override {
-    return std::make_unique<LabelTargets>(num_samples, "set");
+    return std::make_unique<LabelTargets>(num_samples, "set", task().classes());
   }
 
   Batch synthetic_batch(std::int64_t, at::Device device) const override {

@@ -19,6 +19,9 @@ class Targets {
   // How many the loss is a mean of.
   virtual std::int64_t count() const = 0;
 
+  // Of labels: the number of classes, whose predictions an evaluation counts; else 0.
+  virtual std::int64_t classes() const { return 0; }
+
   // For a model whose loss on all of them is `nats`: what each evaluation of a run reports, and
   // what `birkhoff eval` prints in addition.
   virtual TaskFigures figures(double /*nats*/) const { return {}; }

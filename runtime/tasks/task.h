@@ -39,6 +39,9 @@ class Task {
   virtual std::string target_stream() const { return ""; }
   virtual std::string source_stream() const { return ""; }
 
+  // Whether a sample is a pair of texts with one label.
+  virtual bool classifies_pairs() const { return false; }
+
   // Builds this rank's part of the model. Error(kConfig) if a value is invalid, or does not fit
   // `inputs`: the number of classes, the size of images. Error(kData) if there are no labels.
   virtual std::unique_ptr<Model> make_model(const ModelInputs& inputs,

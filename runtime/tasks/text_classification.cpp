@@ -6,6 +6,7 @@
 
 #include "cluster/base/error.h"
 #include "cluster/base/text/plural.h"
+#include "configs/loader/check.h"
 #include "data/loader/labelled_documents.h"
 #include "models/embeddings/token_embedding.h"
 #include "models/sequence_classifier.h"
@@ -28,19 +29,21 @@ Pooling text_pooling(configs::Classification::Pooling pooling) {
   return {};
 }
 
-// Predicts the label of each document.
+// Predicts the label of each document, or of each pair of documents.
 class TextClassificationTask final : public Task {
  public:
   explicit TextClassificationTask(const configs::Config& config) : config_(config) {}
 
   ModelInputs inputs(const Corpus& corpus, const std::string& split) const override {
     corpus.stream(split, task().stream());  // fails if there is none
+    if (classifies_pairs()) corpus.stream(split, task().second_stream());
     return {.vocabulary = corpus.vocabulary(),
             .class_names = classes_of(corpus, split, task().label())};
   }
   ModelInputs inputs(std::int64_t vocabulary) const override {
     return {.vocabulary = vocabulary, .class_names = numbered_classes(task().classes())};
   }
+  bool classifies_pairs() const override { return !task().second_stream().empty(); }
   std::unique_ptr<Model> make_model(const ModelInputs& inputs,
                                     const ModelPlacement& place) const override {
     check_classes("task.classification", task().classes(), task().label(), inputs.class_names);
@@ -50,7 +53,7 @@ class TextClassificationTask final : public Task {
           return std::make_unique<TokenEmbedding>(config_, StackRole::kEncoder, inputs.vocabulary,
                                                   parameters);
         },
-        text_pooling(task().pooling()), task().classes(), place);
+        text_pooling(task().pooling()), task().classes(), place, has_two_towers() ? 2 : 1);
   }
 
   std::unique_ptr<SampleSource> training_source(const Corpus& corpus) const override {
@@ -65,7 +68,7 @@ class TextClassificationTask final : public Task {
   }
   std::unique_ptr<Targets> evaluation_targets(const Corpus&, const std::string&,
                                               std::int64_t num_samples) const override {
-    return std::make_unique<LabelTargets>(num_samples, "sequence");
+    return std::make_unique<LabelTargets>(num_samples, "sequence", task().classes());
   }
 
   Batch synthetic_batch(std::int64_t vocabulary, at::Device device) const override {
@@ -75,10 +78,16 @@ class TextClassificationTask final : public Task {
     const at::Generator generator = at::detail::createCPUGenerator(config_.train().seed());
     Batch batch;
     // Drawn like a language model's.
-    batch.fields.emplace(
-        field::kInputs,
-        at::randint(vocabulary, {rows, length + 1}, generator, integers).narrow(1, 0, length));
-    batch.fields.emplace(field::kLengths, at::full({rows}, length, integers));
+    if (has_two_towers()) {
+      batch.fields.emplace(field::kInputs,
+                           at::randint(vocabulary, {rows, 2, length}, generator, integers));
+      batch.fields.emplace(field::kLengths, at::full({rows, 2}, length, integers));
+    } else {
+      batch.fields.emplace(
+          field::kInputs,
+          at::randint(vocabulary, {rows, length + 1}, generator, integers).narrow(1, 0, length));
+      batch.fields.emplace(field::kLengths, at::full({rows}, length, integers));
+    }
     batch.fields.emplace(field::kLabels,
                          at::randint(task().classes(), {rows}, generator, integers));
     batch.sample_ids_B = at::arange(rows, integers);
@@ -88,20 +97,24 @@ class TextClassificationTask final : public Task {
   std::string cut_texts(const Corpus& corpus, const std::string& split) const override {
     const std::int64_t num_cut = count_cut_documents(corpus, options(split));
     if (num_cut == 0) return "";
+    const bool pairs = classifies_pairs();
     return fmt::format(
-        "{} of {} of split {} are cut to their first data.sequence_length = {} tokens", num_cut,
-        counted(corpus.stream(split, task().stream()).documents(), "text"), split,
-        config_.data().sequence_length());
+        "{} of {} of split {} are cut to {}data.sequence_length = {} tokens", num_cut,
+        counted(corpus.stream(split, task().stream()).documents(), pairs ? "pair" : "text"), split,
+        pairs ? "" : "their first ", config_.data().sequence_length());
   }
 
  private:
   const configs::Classification& task() const { return config_.task().classification(); }
+  bool has_two_towers() const { return birkhoff::has_two_towers(config_.task()); }
 
   DocumentOptions options(const std::string& split) const {
     return {.split = split,
             .stream = task().stream(),
             .label = task().label(),
             .sequence_length = config_.data().sequence_length(),
+            .second_stream = task().second_stream(),
+            .joined = classifies_pairs() && !has_two_towers(),
             .trim = config_.train().batch_tokens() > 0};
   }
 

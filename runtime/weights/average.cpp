@@ -88,6 +88,8 @@ std::filesystem::path average_checkpoints(const std::vector<CheckpointFolder>& c
   const CheckpointFolder& last = checkpoints.back();
   CheckpointHeader header = last.manifest;
   header.clear_held_out_loss();  // of the last model, not of the mean
+  header.clear_lowest_loss();
+  header.clear_stale_evaluations();
   header.clear_evaluation_due();
   std::vector<std::filesystem::path> tokenizer_files;
   for (const std::string& name : {header.tokenizer_file(), header.source_tokenizer().file()}) {

@@ -189,6 +189,17 @@ void make_consistent(configs::Config& config) {
   }
   config.clear_mesh();
   config.mutable_evaluate()->set_split("test");
+  if (config.evaluate().every() == 0) config.mutable_evaluate()->clear_patience();
+  auto& task = *config.mutable_task();
+  // Lists of another length than the number of classes.
+  if (task.has_image_classification()) task.mutable_image_classification()->clear_class_weight();
+  if (task.has_point_sets()) task.mutable_point_sets()->clear_class_weight();
+  if (task.has_classification()) {
+    auto& classification = *task.mutable_classification();
+    classification.clear_class_weight();
+    if (classification.second_stream() == classification.stream())
+      classification.clear_second_stream();
+  }
   config.mutable_watchdog()->clear_steps();  // few random numbers are in these ranges
   config.mutable_watchdog()->clear_patient_seconds();
   config.mutable_data()->set_sequence_length(256);

@@ -100,6 +100,35 @@ TEST(Tables, ColumnsByNumberHaveNoHeader) {
   }
 }
 
+TEST(Tables, RowsMayBePairsOfTexts) {
+  TemporaryFolder folder;
+  write_text(folder / "train.tsv", "a\tlabel\tb\na cat\tyes\tcats\nno dogs\tno\ta big dog\n");
+  write_text(folder / "valid.tsv", "label\tb\ta\nno\tdog\tno dogs\n");
+  for (const std::string tokenizer : {"bytes", "chars", "words"}) {
+    PrepareOptions options =
+        table_options(folder / tokenizer, {folder / "train.tsv"}, {"a", "label"}, tokenizer);
+    options.table->second = "b";
+    options.valid_paths = {folder / "valid.tsv"};
+    prepare_corpus(options);
+    const Corpus corpus(folder / tokenizer);
+    verify_corpus(corpus);
+    EXPECT_EQ(texts_of(corpus, "train"), (std::vector<std::string>{"a cat", "no dogs"}));
+    EXPECT_EQ(document_text(corpus, "train", 0, "second"), "cats");
+    EXPECT_EQ(document_text(corpus, "train", 1, "second"), "a big dog");
+    EXPECT_EQ(document_text(corpus, "valid", 0, "second"),
+              tokenizer == "words" ? document_text(corpus, "valid", 0, "second") : "dog");
+    EXPECT_EQ(labels_of(corpus, "train"), (Labels{1, 0}));
+    EXPECT_EQ(labels_of(corpus, "valid"), Labels{0});
+    EXPECT_EQ(corpus.split("train").counts().bytes(), 5 + 7) << "those of the first texts";
+    EXPECT_TRUE(prepare_corpus(options).already_prepared);
+    options.table->second = "";
+    expect_error(ExitCode::kUsage, [&] { prepare_corpus(options); }, {"other options"});
+  }
+  // One tokenizer, which knows the letters of both.
+  EXPECT_EQ(read_text(folder / "chars/tokenizer.chars"),
+            "birkhoff chars 1\nunknown no\n20\n61\n62\n63\n64\n67\n69\n6e\n6f\n73\n74\n");
+}
+
 TEST(Tables, FoldersAndStreamsAreTables) {
   TemporaryFolder folder;
   write_text(folder / "in/a.tsv", "text\tlabel\na\t0\n");

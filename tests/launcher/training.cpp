@@ -223,7 +223,7 @@ MetricsLines lines_of_metrics(const fs::path& run, Predicts predicts) {
   const bool text = predicts == Predicts::kText;
   const Keys evaluation_keys =
       text ? Keys{"step", "split", "loss", "bits_per_byte", "tokens", "bytes", "elapsed_seconds"}
-           : Keys{"step", "split", "loss", "tokens", "elapsed_seconds", "accuracy"};
+           : Keys{"step", "split", "loss", "macro_f1", "tokens", "elapsed_seconds", "accuracy"};
   Keys step_keys = {"step",           "loss",          "tokens",    "tokens_per_second", "step_ms",
                     "loader_wait_ms", "learning_rate", "grad_norm", "elapsed_seconds"};
   if (!text) step_keys.emplace_back("accuracy");

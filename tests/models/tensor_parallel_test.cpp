@@ -187,6 +187,24 @@ TEST(TensorParallel, OfPairsWithOneTableOrThree) {
   }
 }
 
+TEST(TensorParallel, OfTwoTowersWithClassWeights) {
+  Batch batch = texts();
+  batch.fields["inputs"] = test_ids(6, kLength, 21).view({3, 2, kLength});
+  batch.fields["lengths"] = at::tensor({16, 5, 1, 12, 7, 7}, at::kLong).view({3, 2});
+  for (const char* mechanism :
+       {"routing { clusters: 2 window: 8 commitment: 0.5 }", "sinkhorn { block: 4 }"}) {
+    for (const int ranks : {2, 4}) {
+      expect_equal_to_one_rank(
+          {.task = "classification { classes: 3 second_stream: 'b' pair_model: two_towers "
+                   "class_weight: 2 class_weight: 0.5 class_weight: 1 }",
+           .model = attention(mechanism) + kDropout + " bias: true",
+           .settings = {"train.recompute=true"},
+           .batch = batch},
+          ranks, 1e-10);
+    }
+  }
+}
+
 TEST(TensorParallel, OfImagesWithAClassToken) {
   for (const char* pooling : {"class_token", "max"}) {
     const bool token = std::string(pooling) == "class_token";

@@ -78,6 +78,9 @@ TEST(Agreement, FindsEveryKindOfState) {
               HasSubstr("loss scale 0.5 for 0 steps"));
   EXPECT_THAT(of_rank_1([](Replica& r) { r.state.evaluation_due = true; }),
               HasSubstr("to be evaluated"));
+  EXPECT_THAT(of_rank_1([](Replica& r) { r.state.lowest_loss = 0.5; }), HasSubstr("lowest 0.5"));
+  EXPECT_THAT(of_rank_1([](Replica& r) { ++r.state.stale_evaluations; }),
+              HasSubstr("1 evaluations after the lowest"));
   EXPECT_THAT(of_rank_1([](Replica& r) { ++r.state.tokens; }), HasSubstr("1001 tokens"));
   EXPECT_THAT(of_rank_1([](Replica& r) { ++r.state.skipped; }), HasSubstr("1 steps skipped"));
   // -0 and 0 are equal numbers but different bits.

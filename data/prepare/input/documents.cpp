@@ -124,7 +124,7 @@ class Walk {
     };
     const Document source = part(input.source);
     Document target = part(input.path);
-    target.source = &source;
+    target.partner = &source;
     visit(target);
   }
 
@@ -237,7 +237,7 @@ bool DocumentCounts::add(const Document& document) {
   }
   ++counted_.documents;
   ++counted_.documents_of[document.split];
-  counted_.bytes += document.bytes + (document.source == nullptr ? 0 : document.source->bytes);
+  counted_.bytes += document.bytes + (document.partner == nullptr ? 0 : document.partner->bytes);
   const auto input = static_cast<std::size_t>(document.input);
   if (input >= counted_.input_bytes.size()) counted_.input_bytes.resize(input + 1);
   counted_.input_bytes[input] += document.bytes;

@@ -43,8 +43,9 @@ struct Document {
   // valid during the visit. The text of any other document is its file.
   std::optional<std::string_view> text = {};
   std::string_view label = {};  // of a row of a table
-  // Of the target of a pair, or of the file of targets: the source, or their file. Else null.
-  const Document* source = nullptr;
+  // The other text of a pair. Of a target: its source; of the file of targets: that of the sources;
+  // of the first text of a row: the second one. Else null.
+  const Document* partner = nullptr;
   bool of_pair = false;  // it is the source or the target of a pair
   // The file is compressed: the document is what it holds, and so are `bytes`.
   bool packed = false;

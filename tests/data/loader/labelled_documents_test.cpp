@@ -2,6 +2,10 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <set>
+#include <vector>
+
 #include "data/loader/document_rows.h"
 #include "data/loader/loader.h"
 #include "tests/data/helpers.h"
@@ -101,6 +105,165 @@ TEST_F(LabelledDocumentsTest, CutDocumentsAreCounted) {
   const auto lengths = document_lengths(*corpus_, "train", "tokens");
   ASSERT_EQ(lengths.size(), static_cast<std::size_t>(kRows));
   for (std::int64_t row = 0; row < kRows; ++row) EXPECT_EQ(lengths.at(row + 2), 1) << row;
+}
+
+// Token by token, from the end of the longer text.
+TEST(JoinedLengths, AreThoseOfLongestFirst) {
+  for (std::int64_t first = 1; first <= 12; ++first) {
+    for (std::int64_t second = 1; second <= 12; ++second) {
+      for (std::int64_t length = 2; length <= 26; ++length) {
+        std::int64_t a = first, b = second;
+        while (a + b > length) --(a > b ? a : b);
+        const PairLengths lengths = joined_lengths({first, second}, length);
+        EXPECT_EQ(lengths.first, a) << first << " and " << second << " in " << length;
+        EXPECT_EQ(lengths.second, b) << first << " and " << second << " in " << length;
+      }
+    }
+  }
+}
+
+// Row i has i % 12 + 1 letters of one kind and (7 i) % 9 + 1 of another.
+class LabelledPairsTest : public testing::Test {
+ protected:
+  LabelledPairsTest() {
+    std::string table;
+    for (int i = 0; i < kRows; ++i)
+      table += first_of(i) + "\t" + std::to_string(i % 2) + "\t" + second_of(i) + "\n";
+    write_text(folder_ / "table.tsv", table);
+    PrepareOptions options = prepare_options(folder_ / "corpus", {folder_ / "table.tsv"});
+    options.valid_fraction = 0;
+    options.table = TableColumns{.text = "1", .label = "2", .second = "3"};
+    options.shard_tokens = 50;
+    prepare_corpus(options);
+    corpus_.emplace(folder_ / "corpus");
+  }
+
+  static std::string first_of(int i) {
+    return std::string(static_cast<std::size_t>(i % 12 + 1), static_cast<char>('a' + i % 13));
+  }
+  static std::string second_of(int i) {
+    return std::string(static_cast<std::size_t>(7 * i % 9 + 1), static_cast<char>('n' + i % 13));
+  }
+  static std::vector<std::int64_t> tokens_of(const std::string& text) {
+    std::vector<std::int64_t> tokens(text.begin(), text.end());
+    tokens.push_back(kEnd);
+    return tokens;
+  }
+  static std::vector<std::int64_t> values_of(const at::Tensor& tokens) {
+    const auto* begin = tokens.const_data_ptr<std::int64_t>();
+    return {begin, begin + tokens.numel()};
+  }
+
+  static constexpr int kRows = 50;
+  static constexpr std::int64_t kLength = 14, kEnd = 256;
+  TemporaryFolder folder_;
+  std::optional<Corpus> corpus_;
+};
+
+TEST_F(LabelledPairsTest, AJoinedPairIsOneSequenceWithBothEndMarks) {
+  const auto source = labelled_documents(
+      *corpus_, {.sequence_length = kLength, .second_stream = "second", .joined = true});
+  const Batch batch = read_samples(*source, 0, kRows);
+  std::int64_t num_cut = 0;
+  for (int i = 0; i < kRows; ++i) {
+    std::vector<std::int64_t> first = tokens_of(first_of(i)), second = tokens_of(second_of(i));
+    num_cut += std::ssize(first) + std::ssize(second) > kLength;
+    // Letters before the end mark go.
+    while (std::ssize(first) + std::ssize(second) > kLength) {
+      auto& longer = first.size() > second.size() ? first : second;
+      longer.erase(longer.begin());
+    }
+    first.insert(first.end(), second.begin(), second.end());
+    EXPECT_EQ(batch.at(field::kLengths)[i].item<std::int64_t>(), std::ssize(first)) << i;
+    EXPECT_EQ(source->length(i).longest(), std::ssize(first)) << i;
+    EXPECT_EQ(batch.at(field::kLabels)[i].item<std::int64_t>(), i % 2);
+    first.resize(kLength);
+    EXPECT_EQ(values_of(batch.at(field::kInputs)[i]), first) << i;
+  }
+  EXPECT_GT(num_cut, 5);
+  EXPECT_LT(num_cut, kRows);
+  EXPECT_EQ(count_cut_documents(
+                *corpus_, {.sequence_length = kLength, .second_stream = "second", .joined = true}),
+            num_cut);
+}
+
+TEST_F(LabelledPairsTest, TwoTowersReadTwoSequences) {
+  constexpr std::int64_t kShort = 8;
+  const DocumentOptions options{.sequence_length = kShort, .second_stream = "second", .trim = true};
+  const auto source = labelled_documents(*corpus_, options);
+  std::int64_t num_cut = 0;
+  for (const auto& [begin, end] : {std::pair(0, kRows), {0, 2}, {12, 13}}) {
+    const Batch batch = read_samples(*source, begin, end);
+    std::int64_t width = 0;
+    for (int i = begin; i < end; ++i) {
+      std::int64_t longest = 0;
+      for (int k = 0; k < 2; ++k) {
+        std::vector<std::int64_t> tokens = tokens_of(k == 0 ? first_of(i) : second_of(i));
+        longest = std::max(longest, std::ssize(tokens));
+        tokens.resize(static_cast<std::size_t>(std::min(std::ssize(tokens), kShort)));
+        width = std::max(width, std::ssize(tokens));
+        EXPECT_EQ(batch.at(field::kLengths)[i - begin][k].item<std::int64_t>(), std::ssize(tokens));
+        tokens.resize(static_cast<std::size_t>(batch.at(field::kInputs).size(2)));
+        EXPECT_EQ(values_of(batch.at(field::kInputs)[i - begin][k].contiguous()), tokens) << i;
+      }
+      if (end == kRows) num_cut += longest > kShort;
+    }
+    EXPECT_EQ(batch.at(field::kInputs).sizes(), (std::vector<std::int64_t>{end - begin, 2, width}));
+  }
+  EXPECT_EQ(count_cut_documents(*corpus_, options), num_cut);
+}
+
+// With batch_tokens: each pair once an epoch, on any number of ranks.
+TEST_F(LabelledPairsTest, BatchesOfSimilarLengthTakeEachPairOnce) {
+  for (const bool joined : {false, true}) {
+    for (const int ranks : {1, 3}) {
+      std::multiset<std::int64_t> seen;
+      for (int rank = 0; rank < ranks; ++rank) {
+        TrainLoader loader(
+            labelled_documents(*corpus_, {.sequence_length = kLength,
+                                          .second_stream = "second",
+                                          .joined = joined,
+                                          .trim = true}),
+            {.batches =
+                 {.global_batch = 4, .batch_tokens = 64, .seed = 3, .rank = rank, .size = ranks}},
+            0);
+        for (std::int64_t consumed = 0; consumed < kRows;) {
+          const Batch batch = loader.next();
+          consumed += batch.global_size;
+          EXPECT_LE(batch.at(field::kInputs).size(-1) * batch.global_size, 64);
+          for (std::int64_t i = 0; i < batch.size(); ++i)
+            seen.insert(batch.sample_ids_B[i].item<std::int64_t>());
+        }
+      }
+      EXPECT_EQ(seen.size(), static_cast<std::size_t>(kRows));
+      EXPECT_EQ(std::set<std::int64_t>(seen.begin(), seen.end()).size(),
+                static_cast<std::size_t>(kRows));
+    }
+  }
+}
+
+TEST_F(LabelledPairsTest, ErrorsNameWhatDoesNotFit) {
+  expect_error(ExitCode::kData,
+               [&] {
+                 check_labelled_documents(*corpus_,
+                                          {.sequence_length = kLength, .second_stream = "third"});
+               },
+               {"'third'", "tokens, second"});
+  // Pairs of text with a tokenizer each have no labels, and would not do with them.
+  write_text(folder_ / "a.txt", "a b\nc d\n");
+  write_text(folder_ / "b.txt", "e f\ng h\n");
+  PrepareOptions options = prepare_options(folder_ / "aligned", {folder_ / "a.txt"}, "words");
+  options.target_paths = {folder_ / "b.txt"};
+  options.source_tokenizer = "chars";
+  options.valid_fraction = 0;
+  prepare_corpus(options);
+  expect_error(ExitCode::kData,
+               [&] {
+                 check_labelled_documents(
+                     Corpus(folder_ / "aligned"),
+                     {.stream = "source", .sequence_length = kLength, .second_stream = "target"});
+               },
+               {"'label'"});
 }
 
 TEST_F(LabelledDocumentsTest, ErrorsNameWhatIsMissing) {

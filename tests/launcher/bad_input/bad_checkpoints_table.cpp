@@ -188,6 +188,10 @@ std::vector<BadInput> diverged() {
                                  "the loss on valid is not finite", 1e38f, 200)),
       signed_edit("with a loss that is no number", {"held_out_loss", "not finite"},
                   [](CheckpointManifest& m) { m.set_held_out_loss(kNaN); }),
+      signed_edit("with a lowest loss that is no number", {"lowest_loss", "not finite"},
+                  [](CheckpointManifest& m) { m.set_lowest_loss(kNaN); }),
+      signed_edit("with a negative number of evaluations", {"stale_evaluations", "-1"},
+                  [](CheckpointManifest& m) { m.set_stale_evaluations(-1); }),
   };
 }
 

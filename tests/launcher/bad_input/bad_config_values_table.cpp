@@ -75,6 +75,37 @@ std::vector<BadInput> ranges() {
   };
 }
 
+// Of classifiers, without the language model of good.txtpb.
+std::vector<BadInput> classes() {
+  const auto of_task = [](const std::string& task, const std::string& more,
+                          std::vector<std::string> words) {
+    return BadInput{.name = task + " " + more,
+                    .line = "config print good.txtpb --set 'task." + task + "' " + more,
+                    .code = ExitCode::kConfig,
+                    .words = std::move(words)};
+  };
+  return {
+      of_task("classification={ class_weight: 2 }", "",
+              {"task.classification.class_weight", "1 value", "2 classes"}),
+      of_task("classification={ classes: 3 class_weight: 1 class_weight: 2 }", "",
+              {"task.classification.class_weight", "2 values", "3 classes"}),
+      of_task("classification={ class_weight: 1 class_weight: 0 }", "",
+              {"task.classification.class_weight.1", "(0, 1e6]", "is 0"}),
+      of_task("image_classification={ class_weight: 1 class_weight: 1 class_weight: 1 }", "",
+              {"task.image_classification.class_weight", "3 values", "2 classes"}),
+      of_task("point_sets={ class_weight: 1 }", "",
+              {"task.point_sets.class_weight", "1 value", "2 classes"}),
+      of_task("classification={ second_stream: \"tokens\" }", "",
+              {"task.classification.second_stream", "'tokens'", "first texts"}),
+      of_task("classification={ second_stream: \"b\" }",
+              "--set data.sequence_length=1 --set model.attention=[{}]",
+              {"data.sequence_length", "at least 2", "joined"}),
+      value("evaluate.patience=-1", {"is -1"}),
+      of_task("language_model={}", "--set evaluate.patience=3 --set evaluate.every=0",
+              {"evaluate.patience", "3", "evaluate.every 0"}),
+  };
+}
+
 std::vector<BadInput> contradictions() {
   const std::string sinkhorn = "model.attention.0.group.0.mechanism.sinkhorn.";
   return {
@@ -374,7 +405,7 @@ std::vector<BadInput> bad_config_values() {
                   .where = Where::kProcess,
                   .shell = "ulimit -v 8000000"});
 #endif
-  for (auto table : {ranges, contradictions, settings, of_train}) {
+  for (auto table : {ranges, classes, contradictions, settings, of_train}) {
     for (BadInput& row : table()) rows.push_back(std::move(row));
   }
   return rows;

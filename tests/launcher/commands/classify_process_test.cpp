@@ -183,11 +183,13 @@ TEST_F(ClassifyProcess, PredictsTheClassesThatEvalCounts) {
   write_bytes("texts.txt", test_texts());
   const Finished finished = run_well({"classify", "run", "texts.txt"});
   std::istringstream predicted(finished.out), labels(column(some_reviews(kTestTexts, 3), 2));
+  std::map<std::string, std::map<std::string, int>> confusion;  // by label and prediction
   int correct = 0, rows = 0;
   std::string line, label;
   for (; std::getline(predicted, line) && std::getline(labels, label); ++rows) {
     const std::size_t tab = line.find('\t');
     correct += line.substr(0, tab) == label;
+    ++confusion[label][line.substr(0, tab)];
     const double probability = std::stod(line.substr(tab + 1));
     EXPECT_TRUE(probability >= 0.5 && probability <= 1) << line;
   }
@@ -195,6 +197,32 @@ TEST_F(ClassifyProcess, PredictsTheClassesThatEvalCounts) {
   const auto figures =
       nlohmann::json::parse(run_well({"eval", "run", "--split", "test", "--json"}).out);
   EXPECT_NEAR(figures["accuracy"].get<double>() * kTestTexts, correct, 1e-9);
+  double macro_f1 = 0;
+  const std::vector<std::string> names = {"bad", "good"};
+  for (std::size_t k = 0; k < 2; ++k) {
+    const std::string &name = names[k], &other = names[1 - k];
+    const int samples = confusion[name][name] + confusion[name][other],
+              predictions = confusion[name][name] + confusion[other][name];
+    const nlohmann::json scores = figures["classes"][k];
+    EXPECT_EQ(scores["name"], name);
+    EXPECT_EQ(scores["samples"], samples);
+    EXPECT_EQ(scores["predictions"], predictions);
+    EXPECT_EQ(scores["correct"], confusion[name][name]);
+    EXPECT_EQ(figures["confusion"][k][k], confusion[name][name]);
+    EXPECT_EQ(figures["confusion"][k][1 - k], confusion[name][other]);
+    const double f1 = 2.0 * confusion[name][name] / (samples + predictions);
+    EXPECT_NEAR(scores["f1"].get<double>(), f1, 1e-15);
+    macro_f1 += f1 / 2;
+    if (figures["majority_class"] == name) {
+      EXPECT_GE(2 * samples, kTestTexts);
+      EXPECT_NEAR(figures["majority_share"].get<double>(), 1.0 * samples / kTestTexts, 1e-15);
+      EXPECT_THAT(run_well({"eval", "run", "--split", "test"}).out,
+                  AllOf(HasSubstr(", majority class " + name + " "), HasSubstr(", macro F1 "),
+                        HasSubstr("| class | samples | F1 | predicted bad | predicted good |\n"),
+                        HasSubstr("| " + name + " | " + std::to_string(samples) + " | ")));
+    }
+  }
+  EXPECT_NEAR(figures["macro_f1"].get<double>(), macro_f1, 1e-15);
   EXPECT_THAT(finished.err,
               testing::ContainsRegex("[0-9]+ texts were cut to the model's data.sequence_length = "
                                      "16 tokens"));

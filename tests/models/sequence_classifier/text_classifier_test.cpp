@@ -8,7 +8,7 @@
 
 #include "cluster/base/error.h"
 #include "configs/schema/config.pb.h"
-#include "model_fixture.h"
+#include "tests/models/model_fixture.h"
 #include "tests/attention/mechanisms/mechanism_cases.h"
 
 namespace birkhoff {
