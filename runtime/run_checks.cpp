@@ -235,11 +235,14 @@ std::string warning_of_replicas(const configs::Config& config,
 }
 
 void warn_of_other_losses(const configs::Evaluate& before, const configs::Evaluate& now) {
-  if (before.split() == now.split() && before.sequences() == now.sequences()) return;
+  const auto text_of = [](const configs::Evaluate& what) {
+    return fmt::format("{}, {}, {}", what.split(), what.sequences(), what.stride());
+  };
+  if (text_of(before) == text_of(now)) return;
   log_warning(
-      "evaluate.split or evaluate.sequences changed ({}, {} -> {}, {}): losses before and after do "
-      "not compare, so checkpoint.keep_best keeps the best checkpoint of each",
-      before.split(), before.sequences(), now.split(), now.sequences());
+      "evaluate.split, evaluate.sequences or evaluate.stride changed ({} -> {}): losses before and "
+      "after do not compare, so checkpoint.keep_best keeps the best checkpoint of each",
+      text_of(before), text_of(now));
 }
 
 void warn_of_rate_jump(const configs::Train& before, const configs::Train& now,

@@ -81,6 +81,13 @@ class ConsistencyCheck {
       config_error(places_, "evaluate.split", "must be \"valid\" or \"test\", is {}",
                    quoted(split));
     }
+    if (config_.evaluate().stride() > config_.data().sequence_length()) {
+      config_error(
+          places_, "evaluate.stride",
+          "{} is above data.sequence_length {}, so tokens between windows would not count; "
+          "use at most that",
+          config_.evaluate().stride(), config_.data().sequence_length());
+    }
   }
 
  private:
@@ -106,6 +113,11 @@ class ConsistencyCheck {
       config_error(places_, "model.channels",
                    "sinusoidal positions need an even number of channels, not {}",
                    model.channels());
+    }
+    if (model.positions() == configs::Model::relative_sinusoidal &&
+        !config_.task().has_language_model()) {
+      config_error(places_, "model.positions",
+                   "relative_sinusoidal are positions of task.language_model; choose others");
     }
     check_embedding();
     const bool has_targets = config_.task().has_translation();
@@ -398,6 +410,16 @@ int target_length(const configs::Config& config) {
 std::int64_t tokens_per_sample(const configs::Config& config) {
   return std::int64_t{config.data().sequence_length()} +
          (config.task().has_translation() ? target_length(config) : 0);
+}
+
+int evaluation_memory(const configs::Model& model) {
+  const configs::Memory& memory = model.memory();
+  return memory.evaluation_length() > 0 ? memory.evaluation_length() : memory.length();
+}
+
+int evaluation_sequence_length(const configs::Config& config) {
+  const int length = config.model().memory().evaluation_sequence_length();
+  return length > 0 ? length : config.data().sequence_length();
 }
 
 bool is_causal(const configs::Task& task) {
