@@ -209,7 +209,7 @@ TEST(LanguageModel, DecodingEqualsTheForwardPass) {
     for (const std::string& text :
          {std::string("positions: learned"), std::string("positions: sinusoidal"),
           "positions: no_positions scale_embeddings: true " + kMixed, kGrouped,
-          std::string("embedding_channels: 3")}) {
+          std::string("embedding_channels: 3"), std::string("positions: relative_sinusoidal")}) {
       const TestModel model = make_test_model(text, {precision.setting});
       const Batch batch = make_batch(3, 16);
       const at::Tensor logits_BTV = model->logits(batch, std::nullopt);
@@ -227,7 +227,8 @@ TEST(LanguageModel, DecodingEqualsTheForwardPass) {
 }
 
 TEST(LanguageModel, PackedDocumentsEqualTheDocumentsAlone) {
-  for (const std::string text : {"positions: learned", "positions: sinusoidal"}) {
+  for (const std::string text :
+       {"positions: learned", "positions: sinusoidal", "positions: relative_sinusoidal"}) {
     const TestModel model = make_test_model(text, {"data.restart_at_documents=true"});
     enlarge_parameters(*model.model);
     const Batch first = make_batch(2, 5, 1), second = make_batch(2, 11, 7);
@@ -253,7 +254,9 @@ TEST(LanguageModel, GradientsEqualFiniteDifferences) {
   for (const std::string& text :
        {std::string("bias: true tie_embeddings: false"),
         "positions: sinusoidal activation: relu scale_embeddings: true " + kMixed,
-        "activation: geglu embedding_channels: 5 " + kGrouped}) {
+        "activation: geglu embedding_channels: 5 " + kGrouped,
+        std::string("positions: relative_sinusoidal norm: post attention { group { mechanism { "
+                    "dense { normalizer: top_k kept_keys: 5 } } } }")}) {
     const TestModel model = make_test_model(text);
     enlarge_parameters(*model.model);
     Batch batch = make_batch(2, 16);
