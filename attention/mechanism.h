@@ -110,6 +110,9 @@ struct MechanismTraits {
   bool unbounded = false;
   // Supports relative positions.
   bool takes_relative_positions = false;
+  // Supports MechanismShape::distances. A causal input may then have more keys than queries: those
+  // of tokens before them. Documents and padding need as many.
+  bool takes_sinusoidal_distances = false;
   // Supports sinks.
   bool takes_sinks = true;
   // Which keys a query sees depends on query values. Query heads that share a key head choose
@@ -152,6 +155,13 @@ class Mechanism {
   virtual at::Tensor decode_step(DecodeState& state, const AttentionInput& in) const;
 };
 
+// Scores with terms of the sinusoids of distances (attention/sinusoidal_distances.h). In evaluation
+// and decoding, larger distances than the clamp count as it, and a query sees only as many keys as
+// the window has, its own included; 0: no limit.
+struct SinusoidalOptions {
+  std::int64_t evaluation_clamp = 0, evaluation_window = 0;
+};
+
 // The shape for which a mechanism is built.
 struct MechanismShape {
   std::int64_t channels = 0;         // C of x_q, x_kv
@@ -160,6 +170,7 @@ struct MechanismShape {
   std::int64_t head_dim = 0;         // D
   std::int64_t sequence_length = 0;  // longest L; determines the size of SortNets
   bool causal = false;
+  std::optional<SinusoidalOptions> distances{};  // only of causal mechanisms
 
   std::int64_t heads_of_keys() const { return key_heads > 0 ? key_heads : heads; }
 };

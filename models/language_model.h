@@ -35,7 +35,8 @@ class LanguageModel final : public Model, public Decoder, public TokenScorer {
   at::Device device() const override { return parameters_.device(); }
   std::unique_ptr<DecodeCache> decode_cache(std::int64_t batch) override;
   at::Tensor decode_step(DecodeCache& cache, const at::Tensor& tokens_B) override;
-  std::int64_t max_tokens() const override { return sequence_length_; }
+  std::int64_t max_tokens() const override { return longest_sequence_; }
+  std::vector<std::int64_t> past_shape() const override { return past_shape_; }
   double forward_flops_per_sequence() const override;
   std::vector<Figure> figures() const override { return stack_.figures(); }
   std::vector<std::string> warnings() const override { return stack_.warnings(); }
@@ -43,10 +44,14 @@ class LanguageModel final : public Model, public Decoder, public TokenScorer {
  private:
   // The outputs [B, T, C] of the stack, or a slice.
   at::Tensor outputs(const Batch& batch, const TokenSlices& tokens,
-                     const std::optional<NoiseKey>& noise, NamedSums& sums) const;
+                     const std::optional<NoiseKey>& noise, NamedSums& sums,
+                     Past* past = nullptr) const;
 
   Parameters parameters_;
   std::int64_t sequence_length_;
+  std::int64_t longest_sequence_;         // with the memory
+  std::vector<std::int64_t> past_shape_;  // empty: no memory
+  std::int64_t evaluation_memory_;
   TokenEmbedding embedding_;
   Stack stack_;
   OutputLayer output_;

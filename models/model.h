@@ -53,6 +53,11 @@ class Model {
   // The model as a classifier of sequences; null if it is not one.
   virtual Classifier* classifier() { return nullptr; }
 
+  // What training carries from each sequence of a step to the sequence at the same position of the
+  // next step's batch, in the parameters' dtype: layers, tokens (at most), channels. Empty:
+  // nothing.
+  virtual std::vector<std::int64_t> past_shape() const { return {}; }
+
   // Forward FLOPs of one sequence (a multiply-add is 2). A training step costs three times that.
   virtual double forward_flops_per_sequence() const = 0;
   // Figures of a batch in addition to its loss. Every LossSums has the sums that they name.

@@ -76,8 +76,9 @@ Agreement::Agreement(ProcessGroup& world, ProcessGroup& replicas,
         [](const TensorPart& part) { return part.replicated && !part.region.has_whole_box(); });
   }
   if (copies != nullptr) {
+    // Each rank carries a past of its own.
     add(*copies, world.size() / copies->size(),
-        [](const TensorPart& part) { return !part.replicated; });
+        [](const TensorPart& part) { return !part.replicated && part.kind != StateKind::kPast; });
   }
   if (tensor != nullptr && tensor->size() > 1) {
     add(*tensor, 1,

@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <vector>
 
 #include "cluster/base/error.h"
 #include "cluster/base/text/number_text.h"
@@ -74,8 +75,15 @@ std::optional<Evaluation> Evaluator::run(const std::function<bool()>& stops) {
     const std::int64_t end = std::min(begin + plan_.micro_batch, plan_.num_sequences);
     return read_(begin, end);
   };
-  const auto loss_sums_of = [&](const Batch& batch) {
-    return model_.loss_sums(batch.to(group_.device()), std::nullopt);
+  at::Tensor past_BNMC;  // of lanes
+  const auto loss_sums_of = [&](const Batch& on_host) {
+    Batch batch = on_host.to(group_.device());
+    if (past_BNMC.defined()) {
+      batch.fields.emplace(field::kPast, past_BNMC.narrow(0, 0, batch.size()));
+    }
+    LossSums loss_sums = model_.loss_sums(batch, std::nullopt);
+    if (plan_.in_lanes) past_BNMC = loss_sums.past_BNMC;
+    return loss_sums;
   };
   const auto compute = [&](std::int64_t j) {
     const Batch batch = read(j);
@@ -92,8 +100,9 @@ std::optional<Evaluation> Evaluator::run(const std::function<bool()>& stops) {
       row[kFigures + column] = value.item<double>();
     }
   };
-  for (std::int64_t first = 0; first < num_batches; first += group_.size()) {
-    const std::int64_t mine = first + group_.rank();
+  const std::int64_t at_a_time = plan_.in_lanes ? 1 : group_.size();
+  for (std::int64_t first = 0; first < num_batches; first += at_a_time) {
+    const std::int64_t mine = plan_.in_lanes ? first : first + group_.rank();
     // A rank without a micro-batch computes one without counting it, if the others need its part
     // of the parameters.
     if (mine < num_batches) {
@@ -103,6 +112,7 @@ std::optional<Evaluation> Evaluator::run(const std::function<bool()>& stops) {
     }
     if (stops()) return std::nullopt;
   }
+  if (plan_.in_lanes && group_.rank() > 0) sums.zero_();  // those of rank 0 count
   const at::Tensor reduced = sums.to(group_.device());
   group_.all_reduce(reduced, ReduceOp::kSum, "evaluation");
   sums = reduced.cpu();
@@ -139,9 +149,25 @@ std::unique_ptr<Evaluator> make_evaluator(const Task& task, const configs::Evalu
   if (what.sequences() > 0) plan.num_sequences = std::min(plan.all_sequences, what.sequences());
   plan.targets = task.evaluation_targets(corpus, plan.split, plan.num_sequences);
   if (plan.targets->count() == 0) return nullptr;
+  plan.in_lanes = !model.past_shape().empty();
+  if (!plan.in_lanes) {
+    return std::make_unique<Evaluator>(model, group, std::move(plan),
+                                       [source](std::int64_t begin, std::int64_t end) {
+                                         return read_samples(*source, begin, end);
+                                       });
+  }
+  const std::int64_t sequences = plan.num_sequences, lanes = plan.micro_batch;
   return std::make_unique<Evaluator>(
-      model, group, std::move(plan),
-      [source](std::int64_t begin, std::int64_t end) { return read_samples(*source, begin, end); });
+      model, group, std::move(plan), [=](std::int64_t begin, std::int64_t end) {
+        std::vector<std::int64_t> samples;
+        for (std::int64_t i = begin; i < end; ++i) {
+          // The first lanes have one sequence more than the others if they differ.
+          const std::int64_t lane = i % lanes;
+          const std::int64_t first = sequences / lanes * lane + std::min(lane, sequences % lanes);
+          samples.push_back(first + i / lanes);
+        }
+        return read_samples(*source, samples);
+      });
 }
 
 }  // namespace birkhoff

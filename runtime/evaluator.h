@@ -2,6 +2,11 @@
 // micro-batches of a size that does not depend on the ranks, one rank computes each micro-batch
 // whole, and the fp64 sums are added in the split's order.
 //
+// A model with memory (model.memory) reads the split in lanes: the sequences are cut into
+// micro_batch contiguous parts of nearly equal length, and micro-batch i is sequence i of each
+// part. A token sees the tokens before it in its part that its sequence and the memory hold. Each
+// rank then computes all micro-batches, because each needs the one before.
+//
 // One exception: within a micro-batch, BLAS matrix products may round differently with a different
 // number of threads. Compare bits only at equal threads per rank.
 //
@@ -37,6 +42,8 @@ struct EvaluationPlan {
   std::int64_t micro_batch = 0;              // sequences per forward pass
   std::shared_ptr<const Targets> targets{};  // null: only the loss is reported
   std::int64_t all_sequences = 0;            // sequences in the split
+  // Each sequence continues the one at the same position of the micro-batch before it.
+  bool in_lanes = false;
 
   // Which figures cannot be computed, and why, in one line; empty: all can.
   std::string withheld() const;

@@ -236,16 +236,20 @@ std::string warning_of_replicas(const configs::Config& config,
 }
 
 bool have_comparable_losses(const configs::Evaluate& before, const configs::Evaluate& now) {
-  return before.split() == now.split() && before.sequences() == now.sequences();
+  return before.split() == now.split() && before.sequences() == now.sequences() &&
+         before.stride() == now.stride();
 }
 
 void warn_of_other_losses(const configs::Evaluate& before, const configs::Evaluate& now) {
   if (have_comparable_losses(before, now)) return;
+  const auto text_of = [](const configs::Evaluate& what) {
+    return fmt::format("{}, {}, {}", what.split(), what.sequences(), what.stride());
+  };
   log_warning(
-      "evaluate.split or evaluate.sequences changed ({}, {} -> {}, {}): losses before and after do "
-      "not compare, so checkpoint.keep_best keeps the best checkpoint of each, and "
+      "evaluate.split, evaluate.sequences or evaluate.stride changed ({} -> {}): losses before and "
+      "after do not compare, so checkpoint.keep_best keeps the best checkpoint of each, and "
       "evaluate.patience counts from here",
-      before.split(), before.sequences(), now.split(), now.sequences());
+      text_of(before), text_of(now));
 }
 
 void warn_of_rate_jump(const configs::Train& before, const configs::Train& now,

@@ -27,6 +27,7 @@
 #include "data/loader/loader.h"
 #include "models/model.h"
 #include "runtime/agreement.h"
+#include "runtime/carried_past.h"
 #include "runtime/checkpoint/checkpoint.h"
 #include "runtime/checkpoint/commit.h"
 #include "runtime/checkpoint/run_folder.h"
@@ -72,6 +73,7 @@ LoaderOptions make_loader_options(const configs::Config& config, int rank, int s
   LoaderOptions options;
   options.batches = {.global_batch = config.train().global_batch(),
                      .batch_tokens = config.train().batch_tokens(),
+                     .lanes = config.model().memory().length() > 0,
                      .seed = config.train().seed(),
                      .shards = config.train().invariant().shards(),
                      .rank = rank,
@@ -320,7 +322,10 @@ Outcome run_logged(const configs::Config& config, const RunPaths& paths, bool fr
   GradBuckets buckets(model->parameters(), group, config.train().bucket_elements(),
                       config.train().invariant().shards(), config.train().zero_stage(), nodes);
   const std::unique_ptr<Optimizer> optimizer = make_optimizer(config.train().optimizer(), buckets);
+  std::unique_ptr<SampleSource> source = task->training_source(corpus);
+  CarriedPast past(config, *model, group, source->num_samples());
   std::vector<TensorPart> parts = training_parts(*model, buckets, *optimizer, world.size());
+  for (TensorPart& part : past.parts()) parts.push_back(std::move(part));
   StartState start = load_start(run.resume_path, config, corpus, world, parts);
   TrainState& state = start.train;
   resumed_from = state.step;
@@ -337,7 +342,6 @@ Outcome run_logged(const configs::Config& config, const RunPaths& paths, bool fr
     }
     return Outcome::kDone;
   }
-  std::unique_ptr<SampleSource> source = task->training_source(corpus);
   const std::vector<std::string> host_of_rank =
       world.group().all_gather_bytes(world.host(), "hosts of the run");
   if (world.rank() == 0) {
@@ -402,7 +406,8 @@ Outcome run_logged(const configs::Config& config, const RunPaths& paths, bool fr
                    *reporter, activity, checkpoints, samples_per_epoch, evaluator.get(), &agreement,
                    buckets.passes_are_collective() || has_batch_norm(config.task())
                        ? &world.group()
-                       : &mesh.tensor_on_host()});
+                       : &mesh.tensor_on_host(),
+                   &past});
   const Outcome outcome = trainer.run(state);
   if (world.rank() != 0) return outcome;
   // Such a job would be requeued again and again.

@@ -120,6 +120,7 @@ Trainer::StepResult Trainer::step(TrainState& state) {
                              ? next.has_value()
                              : !any_rank(*parts_.pass_group, !next.has_value(), "missing batches");
   if (has_batch) batch_ = train.cuda_graph() ? static_batch_.hold(*next) : std::move(next);
+  if (has_batch && parts_.past != nullptr) parts_.past->attach(*batch_, state.consumed);
   clock_.has_batch();
   const GradientSums sums = sum_gradients(state.step + 1, state.loss_scale, [&] {
     return !has_batch || unread_ || parts_.stop.pressing();
@@ -128,6 +129,7 @@ Trainer::StepResult Trainer::step(TrainState& state) {
   result.abandoned = sums.abandoned;
   if (result.abandoned) return result;
   has_stepped_ = true;
+  if (parts_.past != nullptr) parts_.past->advance(step_.next_past());
   ++state.step;
   state.held_out_loss.reset();
   const double scale = state.loss_scale.value;

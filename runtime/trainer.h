@@ -13,6 +13,7 @@
 #include "data/batch/batch.h"
 #include "models/model.h"
 #include "runtime/agreement.h"
+#include "runtime/carried_past.h"
 #include "runtime/device_prefetcher.h"
 #include "runtime/evaluator.h"
 #include "runtime/gradients/grad_buckets.h"
@@ -54,6 +55,7 @@ struct TrainerParts {
   Evaluator* evaluator = nullptr;      // null: no evaluation
   Agreement* agreement = nullptr;      // null: ranks are not compared
   ProcessGroup* pass_group = nullptr;  // as for TrainingStep
+  CarriedPast* past = nullptr;         // null: nothing is carried
 };
 
 class Trainer {

@@ -1,5 +1,6 @@
 #include "runtime/training_step.h"
 
+#include <ATen/ops/cat.h>
 #include <ATen/ops/zeros.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -99,6 +100,10 @@ void TrainingStep::launch_passes(const Batch& batch, std::int64_t step, double l
   gradients_graph_.run([this] { compute_gradients(); });
 }
 
+at::Tensor TrainingStep::next_past() const {
+  return next_past_BNMC.empty() ? at::Tensor() : at::cat(next_past_BNMC);
+}
+
 at::Tensor TrainingStep::reduce() {
   buckets_.finish_reducing(step_sums_.tensors());
   norm_graph_.run([this] { chunk_sums_ = gradient_chunk_sums(buckets_); });
@@ -180,6 +185,7 @@ void TrainingStep::compute_gradients() {
   const std::int64_t num_rows = batch_->size();
   buckets_.zero_gradients();
   step_sums_.zero();
+  next_past_BNMC.clear();
   const std::int64_t micro_batch = rows_of_pass(train_, num_rows);
   const std::vector<ShardRows> shards = shards_of(train_, group_.rank(), group_.size(), num_rows);
   if (buckets_.passes_are_collective()) {
@@ -214,6 +220,7 @@ void TrainingStep::run_pass(Interval rows, bool last, std::int64_t sums_row) {
                        micro.global_size};
   const LossSums sums = model_.loss_sums(micro, noise);
   if (sums_row >= 0) step_sums_.add(sums_row, sums);
+  if (sums_row >= 0 && sums.past_BNMC.defined()) next_past_BNMC.push_back(sums.past_BNMC);
   if (hooks_->forward_done) hooks_->forward_done();
 
   // Backward: gradients add up in the buckets; in the last pass each full bucket is reduced at

@@ -80,6 +80,10 @@ class TrainingStep {
   GradientSums sum_gradients(const Batch& batch, std::int64_t step, double loss_scale,
                              const StepHooks& hooks = {});
 
+  // What the passes of this rank's batch leave for the next one (LossSums::past_BNMC), in the order
+  // of its rows; undefined: nothing.
+  at::Tensor next_past() const;
+
   // The first part of sum_gradients(): all passes, and the reductions that they start. Collective
   // over the ranks that communicate within the passes.
   void launch_passes(const Batch& batch, std::int64_t step, double loss_scale,
@@ -125,6 +129,7 @@ class TrainingStep {
   const Batch* batch_ = nullptr;
   const StepHooks* hooks_ = nullptr;
   bool abandoned_ = false;
+  std::vector<at::Tensor> next_past_BNMC;  // of the passes
   StepScalars scalars_;
   StepSums step_sums_;
   at::Tensor chunk_sums_;  // of squares, for the gradient norm

@@ -64,6 +64,11 @@ std::unique_ptr<Mechanism> make_mechanism(const configs::Mechanism& config,
          "relative_positions: not supported by this mechanism; remove them, or choose one that "
          "reads nearby keys or knows distances (docs/configuration.md, Mechanism)");
   }
+  if (shape.distances && !traits.takes_sinusoidal_distances) {
+    fail(ExitCode::kConfig,
+         "model.positions relative_sinusoidal: not supported by this mechanism; choose dense, or "
+         "other positions");
+  }
   if (config.sink() && !traits.takes_sinks) {
     fail(ExitCode::kConfig, "sink: not supported by this mechanism; remove it");
   }

@@ -1,7 +1,6 @@
 #include "configs/loader/check.h"
 
 #include <fmt/format.h>
-#include <google/protobuf/reflection.h>
 
 #include <cmath>
 #include <cstdlib>
@@ -90,6 +89,13 @@ class ConsistencyCheck {
                    "the number of steps between evaluations, or leave it out",
                    config_.evaluate().patience());
     }
+    if (config_.evaluate().stride() > config_.data().sequence_length()) {
+      config_error(
+          places_, "evaluate.stride",
+          "{} is above data.sequence_length {}, so tokens between windows would not count; "
+          "use at most that",
+          config_.evaluate().stride(), config_.data().sequence_length());
+    }
   }
 
  private:
@@ -115,6 +121,11 @@ class ConsistencyCheck {
       config_error(places_, "model.channels",
                    "sinusoidal positions need an even number of channels, not {}",
                    model.channels());
+    }
+    if (model.positions() == configs::Model::relative_sinusoidal &&
+        !config_.task().has_language_model()) {
+      config_error(places_, "model.positions",
+                   "relative_sinusoidal are positions of task.language_model; choose others");
     }
     check_embedding();
     const bool has_targets = config_.task().has_translation();
@@ -387,65 +398,6 @@ Range::Range(const std::string& text) {
 bool Range::contains(double value) const {
   return std::isfinite(value) && (low_open_ ? value > low_ : value >= low_) &&
          (high_open_ ? value < high_ : value <= high_);
-}
-
-namespace {
-
-// The message of the chosen task; nullptr: none is chosen.
-const Message* chosen(const configs::Task& task) {
-  const FieldDescriptor* field = chosen_member(task);
-  return field == nullptr ? nullptr : &task.GetReflection()->GetMessage(task, field);
-}
-
-}  // namespace
-
-int target_length(const configs::Config& config) {
-  return config.task().has_translation() ? config.task().translation().target_length()
-                                         : config.data().sequence_length();
-}
-
-std::int64_t tokens_per_sample(const configs::Config& config) {
-  return std::int64_t{config.data().sequence_length()} * (has_two_towers(config.task()) ? 2 : 1) +
-         (config.task().has_translation() ? target_length(config) : 0);
-}
-
-bool is_causal(const configs::Task& task) {
-  const Message* message = chosen(task);
-  return message != nullptr &&
-         message->GetDescriptor()->options().GetExtension(configs::causal_task);
-}
-
-bool reads_images(const configs::Task& task) {
-  const Message* message = chosen(task);
-  return message != nullptr && message->GetDescriptor()->FindFieldByName("image") != nullptr;
-}
-
-bool has_batch_norm(const configs::Task& task) {
-  const FieldDescriptor* network =
-      task.has_point_sets() ? chosen_member(task.point_sets()) : nullptr;
-  return network != nullptr && network->message_type()->options().GetExtension(configs::batch_norm);
-}
-
-bool has_two_towers(const configs::Task& task) {
-  const auto& classification = task.classification();
-  return !classification.second_stream().empty() &&
-         classification.pair_model() == configs::Classification::two_towers;
-}
-
-int class_count(const configs::Task& task) {
-  const Message* message = chosen(task);
-  const FieldDescriptor* field =
-      message == nullptr ? nullptr : field_with(*message, configs::class_count);
-  return field == nullptr ? 0 : message->GetReflection()->GetInt32(*message, field);
-}
-
-std::vector<float> class_weights(const configs::Task& task) {
-  const Message* message = chosen(task);
-  const FieldDescriptor* field =
-      message == nullptr ? nullptr : message->GetDescriptor()->FindFieldByName("class_weight");
-  if (field == nullptr) return {};
-  const auto weights = message->GetReflection()->GetRepeatedFieldRef<float>(*message, field);
-  return {weights.begin(), weights.end()};
 }
 
 int block_length_of(const Message& mechanism) {

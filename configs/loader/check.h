@@ -56,9 +56,10 @@ std::int64_t longest_samples(const configs::Config& config);
 // Attention of one group of heads with the mechanism that resolve() takes where none is chosen.
 configs::Attention default_attention(int heads);
 
-// Checks the values of a resolved config against each other; check_train() those of config.train(),
-// check_classification() those of a task with classes, check_point_sets() those that a
-// task.point_sets restricts, check_adaptive_softmax() those that model.adaptive_softmax restricts.
+// Checks the values of a resolved config against each other; check_train() those of config.train()
+// and of what it carries from step to step, check_classification() those of a task with classes,
+// check_point_sets() those that a task.point_sets restricts, check_adaptive_softmax() those that
+// model.adaptive_softmax restricts.
 void check_consistency(const configs::Config& config, const SourceLocations& places);
 void check_train(const configs::Config& config, const SourceLocations& places);
 void check_classification(const configs::Config& config, const SourceLocations& places);
@@ -71,6 +72,10 @@ int target_length(const configs::Config& config);
 // The tokens of a sample without padding, of a task of pairs those of its source and target, and of
 // a classifier with two towers those of both texts.
 std::int64_t tokens_per_sample(const configs::Config& config);
+// The tokens before a sequence that a model with memory (model.memory) sees in evaluation; 0: none.
+int evaluation_memory(const configs::Model& model);
+// The tokens of a sequence in evaluation, of a language model.
+int evaluation_sequence_length(const configs::Config& config);
 // True if tokens see only earlier tokens, in the stack that predicts.
 bool is_causal(const configs::Task& task);
 // Whether the samples of the task are images.

@@ -49,6 +49,7 @@ class TrainCheck {
     check_warm_start();
     if (has_batch_norm(config_.task())) check_batch_norm();
     if (train.cuda_graph()) check_cuda_graph();
+    if (config_.model().memory().length() > 0) check_memory();
     check_schedule();
   }
 
@@ -156,6 +157,43 @@ class TrainCheck {
       config_error(places_, "train.cuda_graph",
                    "must be false with train.batch_tokens, whose batches differ in size; leave it "
                    "out, or use train.global_batch");
+    }
+  }
+
+  // The memory of a sequence is that of the sequence before it.
+  void check_memory() const {
+    const char* const field = "model.memory.length";
+    if (config_.model().positions() != configs::Model::relative_sinusoidal) {
+      config_error(places_, field,
+                   "needs model.positions: relative_sinusoidal, which tell tokens of the memory "
+                   "from those of the sequence; set them, or leave the memory out");
+    }
+    if (config_.data().restart_at_documents()) {
+      config_error(places_, field,
+                   "must be 0 with data.restart_at_documents, because a memory continues across "
+                   "documents; leave one of them out");
+    }
+    if (config_.train().cuda_graph()) {
+      config_error(places_, field,
+                   "must be 0 with train.cuda_graph, which replays steps of one shape; leave one "
+                   "of them out");
+    }
+    if (config_.mesh().tensor() > 1) {
+      config_error(places_, field,
+                   "must be 0 with mesh.tensor {}, whose ranks hold slices of the tokens; leave "
+                   "one of them out",
+                   config_.mesh().tensor());
+    }
+    if (config_.evaluate().stride() > 0) {
+      config_error(places_, "evaluate.stride",
+                   "must be 0 with model.memory.length: the memory is the context of windows that "
+                   "do not overlap; leave it out");
+    }
+    const int length = evaluation_sequence_length(config_);
+    if (length > config_.data().sequence_length()) {
+      config_error(places_, "model.memory.evaluation_sequence_length",
+                   "{} is above data.sequence_length {}; use at most that", length,
+                   config_.data().sequence_length());
     }
   }
 

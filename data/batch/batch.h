@@ -7,6 +7,10 @@
 // data.restart_at_documents, segments_BT (int32, which increases by one at each document boundary)
 // and positions_BT (int64).
 //
+// With model.memory they also have past (in the dtype of the parameters [B, layers, M, channels]):
+// the inputs of the layers at the M tokens before the sequence; none at the start of a text. It
+// comes from the step before, not from the loader.
+//
 // Classifiers have inputs_BT, padded with 0, lengths_B (int64, tokens of each sequence, at least 1)
 // and, except to classify, labels_B (int64). Classifiers of two texts by themselves have
 // inputs [B, 2, T] and lengths [B, 2].
@@ -54,6 +58,7 @@ inline constexpr std::string_view kTargets = "targets";
 inline constexpr std::string_view kMask = "mask";
 inline constexpr std::string_view kSegments = "segments";
 inline constexpr std::string_view kPositions = "positions";
+inline constexpr std::string_view kPast = "past";
 inline constexpr std::string_view kLengths = "lengths";
 inline constexpr std::string_view kLabels = "labels";
 inline constexpr std::string_view kImages = "images";

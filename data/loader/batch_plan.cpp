@@ -66,6 +66,30 @@ class BatchesBySamples final : public BatchPlan {
   std::vector<std::int64_t> samples_;  // of a batch, in order
 };
 
+// Batches of the samples that are equally far in their parts.
+class BatchesOfLanes final : public BatchPlan {
+ public:
+  BatchesOfLanes(const SampleSource& source, const BatchPlanOptions& options)
+      : options_(options), per_epoch_(source.num_samples()) {}
+
+  PlannedBatch at(std::int64_t consumed) override {
+    const std::int64_t batch_size = options_.global_batch;
+    require(consumed % batch_size == 0, "a batch of lanes begins at a multiple of its size");
+    PlannedBatch batch{.rows = {}, .size = batch_size, .longest = {}};
+    const std::int64_t epoch = consumed / per_epoch_, step = consumed % per_epoch_ / batch_size;
+    const Interval share = rank_share(batch_size, options_.shards, options_.rank, options_.size);
+    for (std::int64_t lane = share.begin; lane < share.end; ++lane) {
+      const std::int64_t sample = lane * (per_epoch_ / batch_size) + step;
+      batch.rows.push_back({.sample = sample, .epoch = epoch, .id = consumed + lane});
+    }
+    return batch;
+  }
+
+ private:
+  const BatchPlanOptions options_;
+  const std::int64_t per_epoch_;
+};
+
 // Batches of at most a number of tokens.
 class BatchesByTokens final : public BatchPlan {
  public:
@@ -187,6 +211,11 @@ class BatchesByTokens final : public BatchPlan {
 std::unique_ptr<BatchPlan> make_batch_plan(SampleSource& source, const BatchPlanOptions& options) {
   require(options.size >= 1 && options.rank >= 0 && options.rank < options.size,
           "ranks of a batch plan");
+  if (options.lanes) {
+    require(options.batch_tokens == 0 && source.num_samples() % options.global_batch == 0,
+            "lanes of equal length");
+    return std::make_unique<BatchesOfLanes>(source, options);
+  }
   if (options.batch_tokens == 0) {
     require(options.global_batch >= 1, "samples of a batch");
     return std::make_unique<BatchesBySamples>(source, options);

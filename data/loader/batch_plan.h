@@ -15,6 +15,9 @@ struct BatchPlanOptions {
   // Not 0: tokens per step instead, at least those of the longest sample. Batches are of samples of
   // similar length, as many as fit: their number times the longest sequence is at most this.
   std::int64_t batch_tokens = 0;
+  // Samples are in the order of their source: position p of each batch reads part p of the global
+  // batch's many equal parts, sample after sample.
+  bool lanes = false;
   std::uint64_t seed = 0;
   std::int64_t shards = 0;  // virtual shards of a global batch; 0 = none
   int rank = 0, size = 1;   // in the data group: this rank gets rank_share() of each global batch
@@ -36,6 +39,9 @@ class BatchPlan {
 };
 
 // `source` must outlive it.
+//
+// With lanes, the number of samples is a multiple of the global batch, and no batch spans two
+// epochs; each part begins again with the epoch.
 //
 // Without batch_tokens, batches follow the order of the epoch (data/loader/sampler.h), and one may
 // span two epochs. With it, that order is cut into equal pools of at most kPoolSamples. The samples

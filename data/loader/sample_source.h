@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <numeric>
 #include <vector>
 
 #include "cluster/base/error.h"
@@ -52,18 +53,25 @@ class SampleSource {
   virtual void will_fill(const std::vector<Row>& /*rows*/) {}
 };
 
-// Samples [begin, end) of the first epoch as a batch; sample_ids are their indices.
-inline Batch read_samples(SampleSource& source, std::int64_t begin, std::int64_t end) {
-  require(0 <= begin && begin <= end && end <= source.num_samples(), "samples outside the split");
-  Batch batch = source.make_batch(end - begin);
+// These samples of the first epoch as a batch; sample_ids are their indices.
+inline Batch read_samples(SampleSource& source, const std::vector<std::int64_t>& samples) {
+  Batch batch = source.make_batch(static_cast<std::int64_t>(samples.size()));
   std::vector<SampleSource::Row> rows;
   SampleLength longest;
-  for (std::int64_t sample = begin; sample < end; ++sample) {
+  for (const std::int64_t sample : samples) {
+    require(0 <= sample && sample < source.num_samples(), "samples outside the split");
     rows.push_back({.sample = sample, .epoch = 0, .id = sample});
     if (source.trims()) longest = longest_of(longest, source.length(sample));
   }
   source.fill(batch, rows);
   return source.trimmed(batch, longest);
+}
+// Samples [begin, end).
+inline Batch read_samples(SampleSource& source, std::int64_t begin, std::int64_t end) {
+  require(begin <= end, "samples in order");
+  std::vector<std::int64_t> samples(static_cast<std::size_t>(end - begin));
+  std::iota(samples.begin(), samples.end(), begin);
+  return read_samples(source, samples);
 }
 
 }  // namespace birkhoff

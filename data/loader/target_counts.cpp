@@ -174,8 +174,9 @@ TargetCounts count_targets(const Corpus& corpus, const WindowOptions& options,
       options.restart_at_documents && !corpus.manifest().tokenizer().has_end_of_document();
 
   // Token 0 of the stream is no target.
-  const std::int64_t end =
-      std::min(num_windows * options.sequence_length, reader.elements() - 1) + 1;
+  const std::int64_t end = std::min(options.sequence_length + (num_windows - 1) * options.step(),
+                                    reader.elements() - 1) +
+                           1;
   std::vector<std::int64_t> ids(static_cast<std::size_t>(std::min(kMaxTokens, end)));
   for (std::int64_t begin = 0; begin < end; begin += kMaxTokens) {
     const std::int64_t count = std::min(kMaxTokens, end - begin);

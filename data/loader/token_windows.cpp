@@ -13,6 +13,15 @@
 namespace birkhoff {
 namespace {
 
+// The samples of training_windows() of a stream of that many tokens; 0: too few tokens.
+std::int64_t training_samples(std::int64_t tokens, const WindowOptions& options) {
+  const std::int64_t length = options.sequence_length;
+  if (options.lanes == 0) return (tokens - 1) / length;
+  // Parts stay whole in all epochs: none may pass the end of the stream, however it is shifted.
+  const std::int64_t shift = options.shift_windows ? length - 1 : 0;
+  return std::max<std::int64_t>(tokens - 1 - shift, 0) / (length * options.lanes) * options.lanes;
+}
+
 // Cuts windows out of the stream and writes them to the rows of a batch.
 class TokenWindows : public SampleSource {
  public:
@@ -21,12 +30,15 @@ class TokenWindows : public SampleSource {
         restart_(options.restart_at_documents),
         has_end_mark_(corpus.manifest().tokenizer().has_end_of_document()),
         length_(options.sequence_length),
+        step_(training ? options.sequence_length : options.step()),
         shifts_(training && options.shift_windows),
         seed_(options.seed) {
-    require(length_ >= 1, "sequence length");
+    require(length_ >= 1 && step_ >= 1 && step_ <= length_, "sequence length and stride");
     const std::int64_t targets = reader_.elements() - 1;
-    num_samples_ = training ? targets / length_ : (targets + length_ - 1) / length_;
-    last_first_ = training ? targets - length_ : (num_samples_ - 1) * length_;
+    const std::int64_t after_first = std::max<std::int64_t>(targets - length_, 0);
+    num_samples_ = training ? training_samples(reader_.elements(), options)
+                            : 1 + (after_first + step_ - 1) / step_;
+    last_first_ = training ? targets - length_ : (num_samples_ - 1) * step_;
   }
 
   std::int64_t num_samples() const override { return num_samples_; }
@@ -62,7 +74,8 @@ class TokenWindows : public SampleSource {
     }
   }
 
-  // Pads rows after the end of the stream. The mask is 0 where there is no target.
+  // Pads rows after the end of the stream. The mask is 0 where there is no target, or where an
+  // earlier window has it.
   void fill(Batch& batch, const std::vector<Row>& rows) override {
     require(static_cast<std::int64_t>(rows.size()) == batch.size(), "one Row per row of the batch");
     auto* tokens = batch.at(field::kInputs).mutable_data_ptr<std::int64_t>();  // and targets
@@ -79,8 +92,9 @@ class TokenWindows : public SampleSource {
       const std::int64_t count = std::min(length_ + 1, reader_.elements() - first);
       reader_.read(first, count, tokens);
       std::fill(tokens + count, tokens + length_ + 1, 0);
-      std::fill(mask, mask + (count - 1), std::uint8_t{1});
-      std::fill(mask + (count - 1), mask + length_, std::uint8_t{0});
+      const std::int64_t begin = rows[i].sample > 0 ? length_ - step_ : 0;
+      std::fill(mask, mask + length_, std::uint8_t{0});
+      std::fill(mask + begin, mask + (count - 1), std::uint8_t{1});
       sample_ids[i] = rows[i].id;
       if (restart_) {
         fill_documents(first, count, mask, segments, positions);
@@ -97,7 +111,7 @@ class TokenWindows : public SampleSource {
     const std::int64_t shift = shifts_ ? epoch_shift(seed_, row.epoch, length_) : 0;
     // If the shifted last window would pass the end of the stream, it starts earlier and shares
     // tokens with its neighbor.
-    return std::min(row.sample * length_ + shift, last_first_);
+    return std::min(row.sample * step_ + shift, last_first_);
   }
 
   void fill_documents(std::int64_t first, std::int64_t count, std::uint8_t* mask,
@@ -120,7 +134,7 @@ class TokenWindows : public SampleSource {
 
   StreamReader reader_;
   bool restart_, has_end_mark_;
-  std::int64_t length_, num_samples_ = 0, last_first_ = 0;
+  std::int64_t length_, step_, num_samples_ = 0, last_first_ = 0;
   bool shifts_;
   std::uint64_t seed_;
 };
@@ -129,7 +143,15 @@ class TokenWindows : public SampleSource {
 
 std::int64_t num_training_windows(const Corpus& corpus, const WindowOptions& options) {
   const std::int64_t tokens = corpus.stream(options.split, options.stream).elements();
-  const std::int64_t samples = (tokens - 1) / options.sequence_length;
+  const std::int64_t samples = training_samples(tokens, options);
+  if (samples < 1 && options.lanes > 0) {
+    fail(ExitCode::kData,
+         "{}: split '{}' has {}, too few for a sequence of {} in each of the {} parts that "
+         "model.memory reads; lower train.global_batch or data.sequence_length, or prepare more "
+         "text",
+         corpus.folder().string(), options.split, counted(tokens, "token"), options.sequence_length,
+         options.lanes);
+  }
   if (samples < 1) {
     fail(ExitCode::kData,
          "{}: split '{}' has {}, too few for one sample of {} and its last target; lower "

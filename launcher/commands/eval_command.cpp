@@ -73,7 +73,8 @@ Evaluation evaluate_shown(Evaluator& evaluator, const std::string& evaluated,
   return *evaluator.run([&] {
     tick();
     if (!lines) return false;
-    done = std::min(done + plan.micro_batch * group.size(), plan.num_sequences);
+    done =
+        std::min(done + plan.micro_batch * (plan.in_lanes ? 1 : group.size()), plan.num_sequences);
     const double seconds = std::chrono::duration<double>(Clock::now() - start).count();
     const double left =
         seconds * static_cast<double>(plan.num_sequences - done) / static_cast<double>(done);

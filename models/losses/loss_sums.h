@@ -1,6 +1,6 @@
 // The loss of a micro-batch, as sums.
 //
-// Legend: B batch, T tokens, V vocabulary.
+// Legend: B batch, N layers, T tokens, M tokens before them, V vocabulary, C channels.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -28,6 +28,9 @@ struct LossSums {
   // No gradients. Those that the model's figures need, 0-dim, and in training those of its
   // statistics, in their shape.
   NamedSums named;
+  // Of a model that carries state from a sequence to the next one (Model::past_shape): what the
+  // next batch has as field::kPast. No gradients.
+  at::Tensor past_BNMC{};
 };
 
 // Adds the sums of a model's layers: each "<...>.auxiliary_loss" [B] to the loss, and all to

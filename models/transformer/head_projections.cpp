@@ -45,6 +45,11 @@ std::vector<std::int64_t> HeadProjections::widths(bool with_queries, bool with_k
   return widths;
 }
 
+std::int64_t HeadProjections::query_width() const {
+  const std::vector<std::int64_t> of_groups = widths(/*with_queries=*/true, /*with_keys=*/false);
+  return std::accumulate(of_groups.begin(), of_groups.end(), std::int64_t{0});
+}
+
 HeadProjections::Heads HeadProjections::split(const at::Tensor& outputs, bool with_queries,
                                               bool with_keys) const {
   // A single split: its gradient is one concatenation, whereas the gradients of separate slices
@@ -72,6 +77,13 @@ std::pair<HeadProjections::Heads, at::Tensor> HeadProjections::all(
   return {split(y, /*with_queries=*/true, /*with_keys=*/true), x};
 }
 
+HeadProjections::Heads HeadProjections::earlier_keys_and_values(const at::Tensor& past_BMC) const {
+  require(std::ranges::all_of(groups_, &GroupProjections::has_key),
+          "heads without keys of their own see no earlier tokens");
+  return split(query_key_value_->outputs_from(query_width(), past_BMC), /*with_queries=*/false,
+               /*with_keys=*/true);
+}
+
 std::pair<HeadProjections::Heads, at::Tensor> HeadProjections::queries(
     const at::Tensor& x_BTC, const TokenSlices& tokens) const {
   const auto [y, x] = query_->gathered(x_BTC, tokens);
@@ -86,7 +98,13 @@ std::pair<HeadProjections::Heads, at::Tensor> HeadProjections::keys_and_values(
 
 double HeadProjections::flops(std::int64_t num_queries, std::int64_t num_keys) const {
   const auto queries = static_cast<double>(num_queries), keys = static_cast<double>(num_keys);
-  if (query_key_value_) return queries * query_key_value_->flops();
+  if (query_key_value_) {
+    const std::vector<std::int64_t> all = widths(/*with_queries=*/true, /*with_keys=*/true);
+    const auto width =
+        static_cast<double>(std::accumulate(all.begin(), all.end(), std::int64_t{0}));
+    return query_key_value_->flops() *
+           (queries + (keys - queries) * (1 - static_cast<double>(query_width()) / width));
+  }
   return queries * query_->flops() + keys * key_value_->flops();
 }
 

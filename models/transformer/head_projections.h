@@ -1,8 +1,8 @@
 // The linear maps of an attention layer: from its inputs to queries, keys and values of each head
 // group.
 //
-// Legend: B batch, T tokens, S tokens of the memory, C channels, H heads of a group (keys and
-// values may have fewer than queries), D head dim.
+// Legend: B batch, T tokens, M tokens before them, S tokens of the memory, C channels, H heads of a
+// group (keys and values may have fewer than queries), D head dim.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -54,17 +54,22 @@ class HeadProjections {
 
   // For heads that read their own sequence. Also returns x of all tokens.
   std::pair<Heads, at::Tensor> all(const at::Tensor& x_BTC, const TokenSlices& tokens) const;
+  // The keys and values of tokens before the sequence, from their inputs. For heads that read their
+  // own sequence, on one rank of the tensor axis.
+  Heads earlier_keys_and_values(const at::Tensor& past_BMC) const;
   // For heads that read a memory: of the sequence, also with x of all tokens, and of the memory.
   std::pair<Heads, at::Tensor> queries(const at::Tensor& x_BTC, const TokenSlices& tokens) const;
   std::pair<Heads, at::Tensor> keys_and_values(const at::Tensor& memory_BSC,
                                                const TokenSlices& tokens) const;
 
-  // Of that number of tokens; with a memory, of `num_keys` tokens of the memory as well.
+  // Of that number of tokens; with a memory, of `num_keys` tokens of the memory as well. Heads that
+  // read their own sequence project the keys and values of the tokens before it, too.
   double flops(std::int64_t num_queries, std::int64_t num_keys) const;
 
  private:
   // The widths of the parts of the outputs, in order, on this rank.
   std::vector<std::int64_t> widths(bool with_queries, bool with_keys) const;
+  std::int64_t query_width() const;  // of all groups, on this rank
   Heads split(const at::Tensor& outputs, bool with_queries, bool with_keys) const;
 
   std::int64_t head_dim_;

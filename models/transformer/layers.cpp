@@ -113,6 +113,15 @@ at::Tensor Linear::operator()(const at::Tensor& x, const TokenSlices& tokens) co
   return bias_O.defined() ? y_nO + rounded(bias_O) : y_nO;
 }
 
+at::Tensor Linear::outputs_from(std::int64_t first, const at::Tensor& x) const {
+  require(split_ == LinearSplit::kNone, "a part of the outputs of a layer that is not split");
+  const auto part = [first](const at::Tensor& of_outputs) {
+    return of_outputs.narrow(0, first, of_outputs.size(0) - first);
+  };
+  return at::linear(rounded(x), rounded(part(weights_OI[0])),
+                    bias_O.defined() ? rounded(part(bias_O)) : bias_O);
+}
+
 TokenSlices::Product Linear::gathered(const at::Tensor& x, const TokenSlices& tokens) const {
   const bool whole = split_ == LinearSplit::kNone;
   TokenSlices::Product product = (whole ? TokenSlices() : tokens)

@@ -73,6 +73,8 @@ class Linear {
   // [B, T, O]; with split inputs: from this rank's inputs [B, T, I] to a slice [n, O]. Collective
   // over the tensor axis if the layer is split.
   at::Tensor operator()(const at::Tensor& x, const TokenSlices& tokens = {}) const;
+  // Without a split: only the outputs from `first` on.
+  at::Tensor outputs_from(std::int64_t first, const at::Tensor& x) const;
   // With split outputs: y, and x of all tokens.
   TokenSlices::Product gathered(const at::Tensor& x, const TokenSlices& tokens) const;
   // The weight [O, I] of a layer without a split.

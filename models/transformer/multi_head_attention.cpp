@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "cluster/base/error.h"
+#include "configs/loader/check.h"
 #include "configs/schema/config.pb.h"
 #include "models/transformer/forward_record.h"
 
@@ -25,6 +26,14 @@ std::unique_ptr<Mechanism> make_group_mechanism(const configs::Mechanism& config
   } catch (const Error& error) {
     throw Error(error.code(), field + ".mechanism: " + error.what());
   }
+}
+
+std::optional<SinusoidalOptions> distances_of(const configs::Model& config) {
+  if (config.positions() != configs::Model::relative_sinusoidal) return std::nullopt;
+  const configs::Memory& memory = config.memory();
+  return SinusoidalOptions{
+      .evaluation_clamp = memory.evaluation_clamp(),
+      .evaluation_window = memory.evaluation_same_length() ? evaluation_memory(config) : 0};
 }
 
 // What decoding with cross-attention remembers.
@@ -90,7 +99,8 @@ MultiHeadAttention::MultiHeadAttention(const configs::Model& config,
                                .key_heads = all_key_heads / place.tensor_size,
                                .head_dim = head_width(config),
                                .sequence_length = sequence_length,
-                               .causal = causal};
+                               .causal = causal,
+                               .distances = distances_of(config)};
     const std::string group_field = field + ".group." + std::to_string(g);
     group.mechanism = make_group_mechanism(attention.group(g).mechanism(), shape, group_field,
                                            group.name, parameters);
@@ -124,7 +134,15 @@ MultiHeadAttention::MultiHeadAttention(const configs::Model& config,
 std::vector<AttentionInput> MultiHeadAttention::project(const at::Tensor& x_BTC,
                                                         const SequenceContext& context) const {
   if (source_ == KeySource::kOwnSequence) {
-    const auto [heads, x] = projections_->all(x_BTC, context.tokens);
+    auto [heads, x] = projections_->all(x_BTC, context.tokens);
+    if (context.past_BMC.defined()) {
+      const HeadProjections::Heads earlier =
+          projections_->earlier_keys_and_values(context.past_BMC);
+      for (std::size_t g = 0; g < head_groups_.size(); ++g) {
+        heads.k_BHTD[g] = at::cat({earlier.k_BHTD[g], heads.k_BHTD[g]}, 2);
+        heads.v_BHTD[g] = at::cat({earlier.v_BHTD[g], heads.v_BHTD[g]}, 2);
+      }
+    }
     return inputs_of(heads, x, x, context);
   }
   auto [heads, x] = projections_->queries(x_BTC, context.tokens);
@@ -241,8 +259,13 @@ double MultiHeadAttention::forward_flops(std::int64_t num_queries, std::int64_t 
   double flops =
       projections_->flops(num_queries, num_keys) + (output_ ? queries * output_->flops() : 0);
   for (const HeadGroup& group : head_groups_) {
-    // Between sets, the cost is proportional to the pairs of a query and a key.
-    flops += group.mechanism->forward_flops(num_queries) * (keys / queries) * num_ranks_;
+    const Mechanism& mechanism = *group.mechanism;
+    // With a memory, the cost is proportional to the pairs of a query and a key.
+    const bool after_others = source_ == KeySource::kOwnSequence && num_keys > num_queries;
+    const double of_group = after_others ? mechanism.forward_flops(num_keys) -
+                                               mechanism.forward_flops(num_keys - num_queries)
+                                         : mechanism.forward_flops(num_queries) * (keys / queries);
+    flops += of_group * num_ranks_;
   }
   return flops;
 }

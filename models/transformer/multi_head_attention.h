@@ -35,8 +35,11 @@ struct Memory {
 struct SequenceContext {
   at::Tensor segments_BT;  // int32 document ids; undefined: one document
   at::Tensor lengths_B;    // int64; tokens at t >= length are padding; undefined: none
-  Memory memory{};         // of a decoder with cross-attention
-  TokenSlices tokens{};    // if divided, the residual stream is a slice
+  // The layer's inputs at the M tokens before the sequence (model.memory), for MultiHeadAttention
+  // after the norm; undefined: none. Their keys and values come before those of the sequence.
+  at::Tensor past_BMC{};
+  Memory memory{};       // of a decoder with cross-attention
+  TokenSlices tokens{};  // if divided, the residual stream is a slice
 };
 
 class MultiHeadAttention {
@@ -71,7 +74,7 @@ class MultiHeadAttention {
                          const SequenceContext& context) const;
 
   // On all ranks of the tensor axis together. With a memory: of `num_keys` tokens; between sets
-  // only, or as many as queries. Otherwise as many as queries.
+  // only, or as many as queries. Otherwise the queries are the last of `num_keys` tokens.
   double forward_flops(std::int64_t num_queries, std::int64_t num_keys) const;
   std::vector<Figure> figures() const;
   std::vector<std::string> warnings() const;

@@ -1,8 +1,11 @@
 #include "models/transformer/stack.h"
 
 #include <ATen/TensorOperators.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/stack.h>
 #include <c10/core/GradMode.h>
 
+#include <algorithm>
 #include <utility>
 
 #include "cluster/base/error.h"
@@ -43,6 +46,17 @@ std::pair<at::ScalarType, at::ScalarType> dtypes(const configs::Train& train) {
 
 at::Tensor sum_of(const ResidualStream& stream) {
   return stream.branch_BTC.defined() ? stream.x_BTC + stream.branch_BTC : stream.x_BTC;
+}
+
+// The last tokens, at most `max_tokens`, of the tokens x after those of past, which may be
+// undefined.
+at::Tensor last_tokens(const at::Tensor& past_BMC, const at::Tensor& x_BTC,
+                       std::int64_t max_tokens) {
+  const std::int64_t before = past_BMC.defined() ? past_BMC.size(1) : 0,
+                     kept = std::min(before, std::max<std::int64_t>(max_tokens - x_BTC.size(1), 0)),
+                     own = std::min(x_BTC.size(1), max_tokens);
+  const at::Tensor last_BTC = x_BTC.narrow(1, x_BTC.size(1) - own, own);
+  return kept == 0 ? last_BTC : at::cat({past_BMC.narrow(1, before - kept, kept), last_BTC}, 1);
 }
 
 struct Cache final : DecodeCache {
@@ -101,29 +115,40 @@ void Stack::check_memory(const Memory& memory, std::int64_t batch) const {
 }
 
 at::Tensor Stack::run_layers(const at::Tensor& x_BTC, const SequenceContext& context,
-                             const std::optional<NoiseKey>& noise, NamedSums& sums) const {
+                             const std::optional<NoiseKey>& noise, NamedSums& sums,
+                             Past* past) const {
   check_memory(context.memory, x_BTC.size(0));
+  require(past == nullptr || !context.tokens.divided(), "earlier tokens are not divided");
   ResidualStream stream{x_BTC, {}};
   ForwardRecord* const record = ForwardRecord::current();
   if (record != nullptr) record->streams_BTC.push_back(x_BTC);
-  for (const TransformerLayer& layer : layers_) {
-    stream = recompute_ ? forward_recomputed(layer, stream, context, noise, sums)
-                        : layer.forward(stream, context, noise, sums);
+  SequenceContext of_layer = context;
+  std::vector<at::Tensor> next_BMC;
+  for (std::size_t i = 0; i < layers_.size(); ++i) {
+    if (past != nullptr) {
+      if (past->inputs_BNMC.defined()) {
+        of_layer.past_BMC = past->inputs_BNMC.select(1, static_cast<std::int64_t>(i));
+      }
+      next_BMC.push_back(last_tokens(of_layer.past_BMC, sum_of(stream).detach(), past->max_tokens));
+    }
+    stream = recompute_ ? forward_recomputed(layers_[i], stream, of_layer, noise, sums)
+                        : layers_[i].forward(stream, of_layer, noise, sums);
     if (record != nullptr) record->streams_BTC.push_back(sum_of(stream));
   }
+  if (!next_BMC.empty()) past->next_BNMC = at::stack(next_BMC, 1);
   return last_normed(stream);
 }
 
 at::Tensor Stack::forward(const at::Tensor& x_BTC, const SequenceContext& context,
-                          const std::optional<NoiseKey>& noise, NamedSums& sums) const {
-  return run_layers(x_BTC, context, noise, sums).to(parameters_.compute_dtype());
+                          const std::optional<NoiseKey>& noise, NamedSums& sums, Past* past) const {
+  return run_layers(x_BTC, context, noise, sums, past).to(parameters_.compute_dtype());
 }
 
 Memory Stack::encode(const at::Tensor& x_BSC, const SequenceContext& context,
                      const std::optional<NoiseKey>& noise, NamedSums& sums) const {
   require(role_ == StackRole::kSourceEncoder && !context.segments_BT.defined(),
           "a memory is of a source encoder and has one document a sample");
-  return {.x_BSC = run_layers(x_BSC, context, noise, sums).to(parameters_.dtype()),
+  return {.x_BSC = run_layers(x_BSC, context, noise, sums, nullptr).to(parameters_.dtype()),
           .lengths_B = context.lengths_B,
           .tokens = context.tokens};
 }
@@ -191,10 +216,11 @@ at::Tensor Stack::decode_step(DecodeCache& decode_cache, const at::Tensor& x_BTC
   return last_normed(stream).to(parameters_.compute_dtype());
 }
 
-double Stack::forward_flops(std::int64_t num_tokens, std::int64_t memory_tokens) const {
+double Stack::forward_flops(std::int64_t num_tokens, std::int64_t memory_tokens,
+                            std::int64_t past_tokens) const {
   double flops = 0;
   for (const TransformerLayer& layer : layers_) {
-    flops += layer.forward_flops(num_tokens, memory_tokens);
+    flops += layer.forward_flops(num_tokens, past_tokens, memory_tokens);
   }
   return flops;
 }

@@ -1,5 +1,6 @@
 #include "models/transformer/transformer_layer.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "configs/loader/check.h"
@@ -53,8 +54,9 @@ std::string stack_prefix(StackRole role) {
 }
 
 std::int64_t longest_sequence(const configs::Config& config, StackRole role) {
-  return role == StackRole::kTargetDecoder ? target_length(config)
-                                           : config.data().sequence_length();
+  if (role == StackRole::kTargetDecoder) return target_length(config);
+  const int memory = std::max(config.model().memory().length(), evaluation_memory(config.model()));
+  return std::int64_t{config.data().sequence_length()} + memory;
 }
 
 TransformerLayer::TransformerLayer(const configs::Model& config, StackRole role,
@@ -89,13 +91,17 @@ ResidualStream TransformerLayer::forward(const ResidualStream& stream,
   const auto dropout = [&](const at::Tensor& y, const std::optional<NoiseKey>& key) {
     return key ? context.tokens.drop(y, dropout_, *key, NoisePurpose::kResidualDropout) : y;
   };
+  const ParameterUse use(parameters_, {unit_});
+  SequenceContext normed = context;
+  if (context.past_BMC.defined() && !post_norm_) {
+    normed.past_BMC = attention_.norm({context.past_BMC, {}}).normed_BTC;
+  }
   const auto attend = [&](const AttentionSublayer& sublayer, const ResidualStream& before) {
     return after(sublayer.norm, before, [&](const at::Tensor& x_BTC) {
-      return dropout(sublayer.attention.forward(x_BTC, context, noise, sums),
+      return dropout(sublayer.attention.forward(x_BTC, normed, noise, sums),
                      noise_of(sublayer.noise_number, RandomStream::kAttention));
     });
   };
-  const ParameterUse use(parameters_, {unit_});
   ResidualStream result = attend(attention_, stream);
   if (cross_attention_) result = attend(*cross_attention_, result);
   if (feed_forward_) {
@@ -138,8 +144,9 @@ ResidualStream TransformerLayer::decode_step(State& state, const ResidualStream&
   });
 }
 
-double TransformerLayer::forward_flops(std::int64_t num_tokens, std::int64_t memory_tokens) const {
-  return attention_.attention.forward_flops(num_tokens, num_tokens) +
+double TransformerLayer::forward_flops(std::int64_t num_tokens, std::int64_t past_tokens,
+                                       std::int64_t memory_tokens) const {
+  return attention_.attention.forward_flops(num_tokens, past_tokens + num_tokens) +
          (cross_attention_ ? cross_attention_->attention.forward_flops(num_tokens, memory_tokens)
                            : 0) +
          (feed_forward_ ? static_cast<double>(num_tokens) * feed_forward_->flops() : 0);

@@ -31,7 +31,8 @@ enum class StackRole {
 
 // What the names of the stack's parameters begin with, and its fields in `model`: "encoder." or "".
 std::string stack_prefix(StackRole role);
-// The tokens of the longest sequence that the stack takes. config must be resolved.
+// The tokens of the longest sequence that the stack takes, with those of model.memory. config must
+// be resolved.
 std::int64_t longest_sequence(const configs::Config& config, StackRole role);
 
 struct AttentionSublayer {
@@ -62,7 +63,8 @@ class TransformerLayer {
   ResidualStream decode_step(State& state, const ResidualStream& stream,
                              const SequenceContext& context) const;
 
-  double forward_flops(std::int64_t num_tokens, std::int64_t memory_tokens) const;
+  double forward_flops(std::int64_t num_tokens, std::int64_t past_tokens,
+                       std::int64_t memory_tokens) const;
   // Its self-attention, then its cross-attention if it has one.
   std::vector<const MultiHeadAttention*> attentions() const;
 

@@ -301,7 +301,7 @@ std::string describe_checkpoint(const CheckpointFolder& checkpoint) {
     line("{:<5} {:>14}  {:<20}  {}", tensor.dtype(), region.num_elements(),
          fmt::format("[{}]", fmt::join(region.global_shape, ", ")), tensor.key());
   }
-  line("\n{}; {} of optimizer state and statistics", counted(parameters, "parameter"),
+  line("\n{}; {} of other state", counted(parameters, "parameter"),
        counted(other_elements, "element"));
   return text;
 }

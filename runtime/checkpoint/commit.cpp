@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <set>
+#include <tuple>
 
 #include "cluster/base/error.h"
 #include "cluster/base/files/checksum.h"
@@ -64,14 +65,15 @@ void tidy_checkpoint(const fs::path& folder) {
 }
 
 // The steps whose checkpoints have the lowest loss of an evaluation, as far as manifests can be
-// read: losses of another split or number of sequences are not comparable. Depends only on the
-// files on disk, so a crash loses nothing.
+// read: losses of another split, number of sequences or stride are not comparable. Depends only on
+// the files on disk, so a crash loses nothing.
 std::set<std::int64_t> best_steps(const std::map<std::int64_t, fs::path>& folders) {
   struct Best {
     std::int64_t step;
     double loss;
   };
-  std::map<std::pair<std::string, std::int64_t>, Best> best_of;  // by split and sequences
+  // By split, sequences and stride.
+  std::map<std::tuple<std::string, std::int64_t, std::int64_t>, Best> best_of;
   for (const auto& [step, path] : folders) {
     CheckpointManifest manifest;
     try {
@@ -83,8 +85,8 @@ std::set<std::int64_t> best_steps(const std::map<std::int64_t, fs::path>& folder
     if (!manifest.has_held_out_loss()) continue;
     const Best candidate{step, manifest.held_out_loss()};
     const configs::Evaluate& what = manifest.config().evaluate();
-    Best& best =
-        best_of.emplace(std::pair(what.split(), what.sequences()), candidate).first->second;
+    const std::tuple evaluation(what.split(), what.sequences(), what.stride());
+    Best& best = best_of.emplace(evaluation, candidate).first->second;
     if (candidate.loss < best.loss) best = candidate;
   }
   std::set<std::int64_t> steps;

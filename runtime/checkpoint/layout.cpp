@@ -31,7 +31,7 @@ std::string part_key(const TensorPart& part) {
 }  // namespace
 
 bool belongs_to_model(const TensorPart& part) {
-  return part.kind != StateKind::kOptimizer && part.region.is_whole();
+  return is_of_model(part.kind) && part.region.is_whole();
 }
 
 bool is_written(const TensorPart& part) { return part.data.numel() > 0 || part.region.is_whole(); }
@@ -84,7 +84,7 @@ std::string index_text(const CheckpointManifest& manifest) {
   nlohmann::ordered_json weight_map = nlohmann::ordered_json::object();
   std::int64_t elements_bytes = 0;
   for (const auto& tensor : manifest.tensor()) {
-    if (tensor.kind() != "optimizer" && region_of(tensor).is_whole()) {
+    if (is_of_model(kind_of(tensor.kind())) && region_of(tensor).is_whole()) {
       weight_map[tensor.key()] = tensor.file();
       elements_bytes +=
           region_of(tensor).num_elements() * safetensors_element_bytes(tensor.dtype());

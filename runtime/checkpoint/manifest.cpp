@@ -25,7 +25,8 @@ namespace {
 using configs::CheckpointManifest;
 
 constexpr std::size_t kHashDigits = 32;
-constexpr std::string_view kKinds[] = {"parameter", "optimizer", "statistic"};  // by StateKind
+// By StateKind.
+constexpr std::string_view kKinds[] = {"parameter", "optimizer", "statistic", "memory"};
 
 void check_range(std::int64_t value, std::int64_t least, const char* field) {
   reject_if(value < least, "{} is {}, below {}", field, value, least);

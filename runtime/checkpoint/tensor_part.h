@@ -15,7 +15,12 @@
 
 namespace birkhoff {
 
-enum class StateKind { kParameter, kOptimizer, kStatistic };
+// kPast: what training carries from step to step (runtime/carried_past.h).
+enum class StateKind { kParameter, kOptimizer, kStatistic, kPast };
+// Whether the state belongs to the model, and not only to its training.
+inline bool is_of_model(StateKind kind) {
+  return kind == StateKind::kParameter || kind == StateKind::kStatistic;
+}
 
 struct TensorPart {
   std::string name;  // of the global tensor, for instance "blocks.0.attention_norm.weight" or

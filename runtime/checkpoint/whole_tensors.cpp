@@ -34,9 +34,7 @@ std::int64_t common_elements(const TensorRegion& a, const TensorRegion& b) {
 
 }  // namespace
 
-bool is_cut(const TensorPart& part) {
-  return part.kind != StateKind::kOptimizer && !part.region.is_whole();
-}
+bool is_cut(const TensorPart& part) { return is_of_model(part.kind) && !part.region.is_whole(); }
 
 WholeTensors::WholeTensors(ProcessGroup& world, const std::vector<TensorPart>& parts)
     : world_(world) {

@@ -3,7 +3,9 @@
 #include <ATen/ops/ones.h>
 #include <ATen/ops/rand.h>
 #include <ATen/ops/randint.h>
+#include <ATen/ops/zeros.h>
 
+#include "configs/loader/check.h"
 #include "data/loader/token_windows.h"
 #include "models/embeddings/vocabulary_parts.h"
 #include "models/language_model.h"
@@ -37,12 +39,13 @@ class LanguageModelTask final : public Task {
   }
   std::unique_ptr<SampleSource> evaluation_source(const Corpus& corpus,
                                                   const std::string& split) const override {
-    return evaluation_windows(corpus, options(split));
+    return evaluation_windows(corpus, evaluation_options(split));
   }
   bool targets_are_text() const override { return true; }
   std::unique_ptr<Targets> evaluation_targets(const Corpus& corpus, const std::string& split,
                                               std::int64_t num_samples) const override {
-    return std::make_unique<TextTargets>(count_targets(corpus, options(split), num_samples));
+    return std::make_unique<TextTargets>(
+        count_targets(corpus, evaluation_options(split), num_samples));
   }
 
   // Inputs and targets are views of rows of T + 1 tokens.
@@ -61,6 +64,13 @@ class LanguageModelTask final : public Task {
     batch.fields.emplace(field::kInputs, tokens.narrow(1, 0, length));
     batch.fields.emplace(field::kTargets, tokens.narrow(1, 1, length));
     batch.fields.emplace(field::kMask, at::ones({rows, length}, integers.dtype(at::kByte)));
+    if (const auto& memory = config_.model().memory(); memory.length() > 0) {
+      const at::ScalarType type =
+          config_.train().precision() == configs::Train::fp64 ? at::kDouble : at::kFloat;
+      batch.fields.emplace(field::kPast, at::zeros({rows, config_.model().layers(), memory.length(),
+                                                    config_.model().channels()},
+                                                   integers.dtype(type)));
+    }
     batch.sample_ids_B = at::arange(rows, integers);
     return batch;
   }
@@ -72,7 +82,14 @@ class LanguageModelTask final : public Task {
             .sequence_length = config_.data().sequence_length(),
             .restart_at_documents = config_.data().restart_at_documents(),
             .shift_windows = config_.data().shift_windows(),
-            .seed = config_.train().seed()};
+            .seed = config_.train().seed(),
+            .lanes = config_.model().memory().length() > 0 ? config_.train().global_batch() : 0};
+  }
+  WindowOptions evaluation_options(const std::string& split) const {
+    WindowOptions windows = options(split);
+    windows.sequence_length = evaluation_sequence_length(config_);
+    windows.stride = config_.evaluate().stride();
+    return windows;
   }
 
   const configs::Config config_;

@@ -30,7 +30,7 @@ ModelTensors tensors_of(const CheckpointFolder& checkpoint) {
   ModelTensors tensors;
   for (const auto& tensor : checkpoint.manifest.tensor()) {
     const StateKind kind = kind_of(tensor.kind());
-    if (kind == StateKind::kOptimizer) continue;
+    if (!is_of_model(kind)) continue;
     tensors[tensor.name()] = {kind, tensor.dtype(), region_of(tensor).global_shape};
   }
   return tensors;

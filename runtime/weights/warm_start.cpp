@@ -144,7 +144,7 @@ WarmStartReport warm_start(const configs::WarmStart& warm_start, const std::vect
   std::set<std::string> unused = weights.names(), taken;
   std::map<std::string, std::string> kept;
   for (TensorPart& part : parts) {
-    if (part.kind == StateKind::kOptimizer) continue;
+    if (!is_of_model(part.kind)) continue;
     std::string name = part.name;
     const auto rule = std::ranges::find_if(
         rules, [&](const Rule& each) { return part.name.starts_with(each.from); });

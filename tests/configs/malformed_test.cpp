@@ -100,7 +100,7 @@ const Malformed kMalformed[] = {
     {"model { bias: 2 }", "2:15: model.bias", "'2' does not fit bool"},
     {"model { bias: \"true\" }", "2:15: model.bias", "expected true or false, got '\"true\"'"},
     {"model { positions: leaned }", "2:20: model.positions",
-     "unknown value 'leaned'; allowed: learned, sinusoidal, no_positions, image_axes; did you mean "
+     "unknown value 'leaned'; allowed: learned, sinusoidal, no_positions, image_axes, relative_sinusoidal; did you mean "
      "'learned'?"},
     {"model { positions: 17 }", "2:20: model.positions", "unknown value '17'; allowed: learned"},
     {"model { positions: \"learned\" }", "2:20: model.positions", "expected one of learned"},

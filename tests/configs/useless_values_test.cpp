@@ -189,7 +189,7 @@ TEST(Needs, NameFieldsAndTheirValues) {
       }
     }
   }
-  EXPECT_EQ(num_fields, 43);
+  EXPECT_EQ(num_fields, 52);
 }
 
 }  // namespace

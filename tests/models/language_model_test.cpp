@@ -236,7 +236,7 @@ TEST(LanguageModel, DecodingEqualsTheForwardPass) {
     for (const std::string& text :
          {std::string("positions: learned"), std::string("positions: sinusoidal"),
           "positions: no_positions scale_embeddings: true " + kMixed, kGrouped,
-          std::string("embedding_channels: 3"),
+          std::string("embedding_channels: 3"), std::string("positions: relative_sinusoidal"),
           std::string("adaptive_softmax { cutoff: [3, 7] divisor: 2 tie_projections: true }")}) {
       const TestModel model = make_test_model(text, {precision.setting});
       const Batch batch = make_batch(3, 16);
@@ -255,7 +255,8 @@ TEST(LanguageModel, DecodingEqualsTheForwardPass) {
 }
 
 TEST(LanguageModel, PackedDocumentsEqualTheDocumentsAlone) {
-  for (const std::string text : {"positions: learned", "positions: sinusoidal"}) {
+  for (const std::string text :
+       {"positions: learned", "positions: sinusoidal", "positions: relative_sinusoidal"}) {
     const TestModel model = make_test_model(text, {"data.restart_at_documents=true"});
     enlarge_parameters(*model.model);
     const Batch first = make_batch(2, 5, 1), second = make_batch(2, 11, 7);
@@ -282,6 +283,8 @@ TEST(LanguageModel, GradientsEqualFiniteDifferences) {
        {std::string("bias: true tie_embeddings: false"),
         "positions: sinusoidal activation: relu scale_embeddings: true " + kMixed,
         "activation: geglu embedding_channels: 5 " + kGrouped,
+        std::string("positions: relative_sinusoidal norm: post attention { group { mechanism { "
+                    "dense { normalizer: top_k kept_keys: 5 } } } }"),
         std::string("bias: true adaptive_softmax { cutoff: [3, 7] divisor: 2 } scale_embeddings: "
                     "true")}) {
     const TestModel model = make_test_model(text);

@@ -226,7 +226,8 @@ TEST(TensorParallel, OfEachKindOfModel) {
   const std::string variants[] = {
       dense + "activation: geglu positions: learned tie_embeddings: false bias: true",
       dense + "embedding_channels: 6 positions: sinusoidal scale_embeddings: true",
-      dense + "norm: post bias: true",
+      dense + "norm: post bias: true", dense + "positions: relative_sinusoidal",
+      attention("dense { normalizer: entmax }") + "positions: relative_sinusoidal norm: post",
       "norm: post head_channels: 6 attention { group { heads: 2 mechanism { sinkhorn { block: 4 } } "
       "} group { heads: 2 key_heads: 2 mechanism { dense {} } } }",
       dense + "feed_forward: 20",  // parts of hidden units begin within a counter of the noise

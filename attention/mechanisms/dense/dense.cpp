@@ -60,6 +60,7 @@ DenseAttention::DenseAttention(const configs::DenseAttention& config, const Mech
                   .keep_ties = config.keep_ties(),
                   .alpha_H = {}},
       only_in_training_(config.only_in_training()) {
+  if (shape.distances) distances_.emplace(shape, prefix, parameters);
   if (normalizer_.kind != Normalizer::kEntmax) return;
   exponent_H_ = parameters.add_of_heads(prefix + ".exponent", {shape.heads}, Initializer::zeros(),
                                         /*decay=*/false);
@@ -86,9 +87,13 @@ at::Tensor DenseAttention::key_mask(const AttentionInput& in) const {
 }
 
 AttentionOutput DenseAttention::attend(const AttentionInput& in, Path limit) const {
-  require(!shape_.causal || in.q_BHLD.size(2) == in.k_BHSD.size(2),
+  require(!shape_.causal || distances_ || in.q_BHLD.size(2) == in.k_BHSD.size(2),
           "causal attention needs as many keys as queries");
   const PathChoice choice = choose(in, limit);
+  if (distances_) {
+    take_path("dense attention", choice);
+    return {with_distances(in), {}};
+  }
   RowAttention rows = rows_of(in);
   const bool sparse = rows.normalizer.kind != Normalizer::kSoftmax;
   if (choice == Path::kFused && !sparse) return {fused(in), {}};  // block attention records it
@@ -99,6 +104,10 @@ AttentionOutput DenseAttention::attend(const AttentionInput& in, Path limit) con
 }
 
 PathChoice DenseAttention::choose(const AttentionInput& in, Path limit) const {
+  if (distances_) {
+    if (limit != Path::kFused) return {Path::kReference};
+    return {Path::kReference, "sinusoidal distances have no kernels"};
+  }
   const at::Tensor& q = in.q_BHLD;
   const RowAttention rows = rows_of(in);
   if (rows.normalizer.kind != Normalizer::kSoftmax) {
@@ -134,6 +143,18 @@ at::Tensor DenseAttention::reference(const AttentionInput& in) const {
   at::Tensor mask = key_mask(in);
   if (shape_.causal) mask = and_defined(mask, earlier_keys(in));
   return reference_rows(rows_of(in), mask, terms_.sink(in.q_BHLD));
+}
+
+at::Tensor DenseAttention::with_distances(const AttentionInput& in) const {
+  const bool trains = in.noise.has_value();
+  const at::Tensor mask = and_defined(
+      key_mask(in),
+      distances_->visible(in.q_BHLD.size(2), in.k_BHSD.size(2), trains, in.q_BHLD.device()));
+  const at::Tensor p_BHLS =
+      normalize_rows(normalizer(trains), distances_->scores(in.q_BHLD, in.k_BHSD, trains), mask,
+                     terms_.sink(in.q_BHLD));
+  return at::matmul(drop_probabilities(p_BHLS, dropout_, in.noise).to(in.v_BHSD.scalar_type()),
+                    to_query_heads(in.v_BHSD, in.q_BHLD.size(1)));
 }
 
 at::Tensor DenseAttention::by_library(const AttentionInput& in) const {
@@ -184,6 +205,7 @@ MechanismTraits DenseAttention::traits() const {
           .supports_sets = !shape_.causal,
           .convex = terms_.is_convex(),
           .selects = normalizer_.kind != Normalizer::kSoftmax,
+          .takes_sinusoidal_distances = shape_.causal,
           .quadratic = true};
 }
 
@@ -197,7 +219,8 @@ at::Tensor DenseAttention::visible_keys(std::int64_t num_queries, std::int64_t n
 double DenseAttention::forward_flops(std::int64_t num_tokens) const {
   const double n = static_cast<double>(num_tokens);
   const double pairs = shape_.causal ? n * (n + 1) / 2 : n * n;
-  return 4 * pairs * static_cast<double>(shape_.heads * shape_.head_dim);
+  const double flops = 4 * pairs * static_cast<double>(shape_.heads * shape_.head_dim);
+  return flops + (distances_ ? distances_->forward_flops(num_tokens) : 0);
 }
 
 std::unique_ptr<DecodeState> DenseAttention::decode_state(std::int64_t batch) const {
@@ -208,6 +231,12 @@ std::unique_ptr<DecodeState> DenseAttention::decode_state(std::int64_t batch) co
 at::Tensor DenseAttention::decode_step(DecodeState& state, const AttentionInput& in) const {
   KeyValueCache& cache = static_cast<KeyValueState&>(state).cache;
   cache.append(in.k_BHSD, in.v_BHSD);
+  if (distances_) {
+    AttentionInput all = in;
+    all.k_BHSD = cache.keys(0, cache.size());
+    all.v_BHSD = cache.values(0, cache.size());
+    return with_distances(all);
+  }
   return terms_.attend(in.q_BHLD, cache.keys(0, cache.size()), cache.values(0, cache.size()),
                        cache.size(), normalizer(/*trains=*/false));
 }

@@ -1,12 +1,15 @@
 // Attention over every key or, when causal, over the token's own key and every past one. With
 // softmax, on the CPU it uses the block-attention kernels, with a sequence as one block; on a GPU
-// it uses LibTorch's.
+// it uses LibTorch's. With sinusoidal distances it has only the reference path.
 #pragma once
+
+#include <optional>
 
 #include "attention/kernels/block_attention/block_attention.h"
 #include "attention/kernels/row_normalizer/row_attention.h"
 #include "attention/logit_terms.h"
 #include "attention/mechanism.h"
+#include "attention/sinusoidal_distances.h"
 
 namespace birkhoff::configs {
 class DenseAttention;
@@ -31,6 +34,8 @@ class DenseAttention : public Mechanism {
   // Of a pass of training or not.
   RowNormalizer normalizer(bool trains) const;
   PathChoice choose(const AttentionInput& in, Path limit) const;
+  // The output with sinusoidal distances: [B, H, L, D].
+  at::Tensor with_distances(const AttentionInput& in) const;
   // For sparse normalizers, without the ranges of keys.
   RowAttention rows_of(const AttentionInput& in) const;
   // For our kernels, the sequence as one block, without masks.
@@ -48,6 +53,7 @@ class DenseAttention : public Mechanism {
   LogitTerms terms_;
   RowNormalizer normalizer_;
   bool only_in_training_;
+  std::optional<SinusoidalDistances> distances_;
   at::Tensor exponent_H_;  // of entmax: 1 + sigmoid of it
 };
 

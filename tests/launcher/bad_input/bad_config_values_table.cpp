@@ -315,6 +315,39 @@ std::vector<BadInput> contradictions() {
   };
 }
 
+// Contexts longer than a sequence.
+std::vector<BadInput> contexts() {
+  const auto row = [](std::string name, const std::string& settings,
+                      std::vector<std::string> words) {
+    return BadInput{.name = std::move(name),
+                    .line = "config print good.txtpb " + settings,
+                    .code = ExitCode::kConfig,
+                    .words = std::move(words)};
+  };
+  const std::string memory =
+      "--set model.positions=relative_sinusoidal --set model.memory.length=8 ";
+  return {
+      value("evaluate.stride=33", {"33 is above data.sequence_length 32"}),
+      value("evaluate.stride=-1", {"is -1"}),
+      value("model.memory.length=-1", {"is -1"}),
+      value("model.memory.length=8", {"needs model.positions: relative_sinusoidal"}),
+      row("relative positions of a classifier",
+          "--set task.classification={} --set model.positions=relative_sinusoidal",
+          {"model.positions", "task.language_model"}),
+      row("a memory across documents", memory + "--set data.restart_at_documents=true",
+          {"model.memory.length", "must be 0 with data.restart_at_documents"}),
+      row("a memory in a CUDA graph", memory + "--set device=cuda --set train.cuda_graph=true",
+          {"model.memory.length", "must be 0 with train.cuda_graph"}),
+      row("a divided memory", memory + "--set mesh.tensor=2",
+          {"model.memory.length", "must be 0 with mesh.tensor 2"}),
+      row("a memory and a stride", memory + "--set evaluate.stride=8",
+          {"evaluate.stride", "must be 0 with model.memory.length"}),
+      row("longer sequences in evaluation",
+          memory + "--set model.memory.evaluation_sequence_length=33",
+          {"model.memory.evaluation_sequence_length", "33 is above data.sequence_length 32"}),
+  };
+}
+
 std::vector<BadInput> settings() {
   const std::string print = "config print good.txtpb --set ";
   const auto set = [&](std::string name, const std::string& setting,
@@ -405,7 +438,7 @@ std::vector<BadInput> bad_config_values() {
                   .where = Where::kProcess,
                   .shell = "ulimit -v 8000000"});
 #endif
-  for (auto table : {ranges, classes, contradictions, settings, of_train}) {
+  for (auto table : {ranges, classes, contradictions, contexts, settings, of_train}) {
     for (BadInput& row : table()) rows.push_back(std::move(row));
   }
   return rows;

@@ -1,0 +1,45 @@
+// Scores with the relative positions of Transformer-XL (Dai et al. 2019, section 3.3): for the
+// query at token i and the key at token j,
+//   score_ij = ((q_i + u) . k_j + (q_i + v) . W r_(i-j)) / sqrt(D)
+// where r_d are the sinusoids of the distance d, W is a matrix, and u and v are vectors of each
+// head. The parameters belong to the mechanism.
+//
+// Legend: B batch, H heads, L queries, S keys, C channels, D head dim.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <string>
+
+#include "attention/mechanism.h"
+
+namespace birkhoff {
+
+class SinusoidalDistances {
+ public:
+  // Adds "<prefix>.distance_keys" [H, D, C] and "<prefix>.content_bias" (u) and
+  // "<prefix>.distance_bias" (v), [H, D]. Initial values: N(0, 0.02), the authors'.
+  SinusoidalDistances(const MechanismShape& shape, const std::string& prefix,
+                      Parameters& parameters);
+
+  // The scores [B, H, L, S] of queries that are the last L of S tokens. Those of later keys have no
+  // meaning. In fp32 or wider. Outside training, distances count as shape.distances says.
+  at::Tensor scores(const at::Tensor& q_BHLD, const at::Tensor& k_BHSD, bool trains) const;
+  // bool [L, S]: true where the query sees the key.
+  at::Tensor visible(std::int64_t num_queries, std::int64_t num_keys, bool trains,
+                     at::Device device) const;
+
+  // Twice the multiply-adds of the terms of the distances of one sequence, for pairs that see each
+  // other.
+  double forward_flops(std::int64_t num_tokens) const;
+
+ private:
+  // W r of the distances S - 1, ..., 0: [H, S, D].
+  at::Tensor distance_keys(std::int64_t num_keys, bool trains) const;
+
+  SinusoidalOptions options_;
+  at::Tensor weight_HDC, content_bias_HD, distance_bias_HD;
+};
+
+}  // namespace birkhoff
