@@ -56,8 +56,8 @@ def result(arm, seed, steps, cases, threads):
         [f"data.corpus={corpus(cases)}", f"train.seed={seed}", "watchdog.seconds=600",
          *([f"train.steps={steps}"] if steps else [])],
         threads=threads, resume=commit is not None)
-    table = runs.birkhoff("generate", run, "--split", "test", "--beam", 1, "--batch", 256, "--score",
-                          "exact_match", "--max-tokens", 130, threads=threads)
+    table = runs.birkhoff("generate", run, "--split", "test", "--beam", 1, "--batch", 256,
+                          "--score", "exact_match", "--max-tokens", 130, threads=threads)
     shutil.rmtree(run)
     return {"table": table, "minutes": lines[-1]["elapsed_seconds"] / 60}
 
