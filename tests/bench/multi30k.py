@@ -104,7 +104,8 @@ def main():
     a = parser.parse_args()
     print(runs.title())
     print("\nBLEU on test2016 with a beam of 4, of the mean of the last five checkpoints and of "
-          "the last one.\n\n| encoder | seed | BLEU, mean | BLEU, last | validation loss | minutes |\n"
+          "the last one.\n\n"
+          "| encoder | seed | BLEU, mean | BLEU, last | validation loss | minutes |\n"
           "|---|---:|---:|---:|---:|---:|")
     scores, low = {}, []
     for arm, seed in ARMS:
