@@ -84,6 +84,23 @@ TEST_P(DeviceMode, EverythingIsMadeWhereTheParametersAre) {
   }
 }
 
+TEST(DeviceOfAPast, EverythingIsMadeWhereTheParametersAre) {
+  for (const char* const recompute : {"false", "true"}) {
+    const TestModel model = make_test_model(
+        "positions: relative_sinusoidal memory { length: 24 evaluation_clamp: 9 "
+        "evaluation_same_length: true }",
+        {"train.precision=bf16", std::string("train.recompute=") + recompute}, at::kMeta);
+    Batch batch = make_batch(2, 16).to(at::kMeta);
+    for (const std::int64_t tokens : {16, 24, 24}) {
+      const LossSums sums = model->loss_sums(batch, std::nullopt);
+      sums.loss.backward();
+      EXPECT_TRUE(sums.past_BNMC.is_meta() && sums.past_BNMC.scalar_type() == at::kFloat);
+      EXPECT_EQ(sums.past_BNMC.sizes(), (at::IntArrayRef{2, 2, tokens, 8}));
+      batch.fields["past"] = sums.past_BNMC;
+    }
+  }
+}
+
 TEST(DeviceOfTwoStacks, EverythingIsMadeWhereTheParametersAre) {
   for (const char* const recompute : {"false", "true"}) {
     const configs::Config config = parse_config(
