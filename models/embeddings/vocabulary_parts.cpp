@@ -16,8 +16,8 @@ std::vector<VocabularyPart> vocabulary_parts(const configs::Model& config,
   const int tails = adaptive.cutoff_size();
   if (tails > 0 && adaptive.cutoff(tails - 1) >= vocabulary) {
     fail(ExitCode::kConfig,
-         "model.adaptive_softmax.cutoff.{}: {} leaves no ids for the last tail, because the "
-         "corpus has {}; choose a smaller cutoff, or leave it out",
+         "model.adaptive_softmax.cutoff.{}: {} leaves no ids for the last tail of a vocabulary of "
+         "{}; choose a smaller cutoff, or leave it out",
          tails - 1, adaptive.cutoff(tails - 1), vocabulary);
   }
   std::vector<VocabularyPart> parts;

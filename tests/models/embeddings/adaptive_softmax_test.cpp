@@ -234,8 +234,8 @@ TEST(AdaptiveSoftmax, ACutoffBeyondTheVocabularyIsRefused) {
     } catch (const Error& error) {
       EXPECT_EQ(error.code(), ExitCode::kConfig);
       EXPECT_THAT(error.what(), HasSubstr("model.adaptive_softmax.cutoff.1: " + std::string(last) +
-                                          " leaves no ids for the last tail, because the corpus "
-                                          "has 11"));
+                                          " leaves no ids for the last tail of a vocabulary of "
+                                          "11;"));
     }
   }
 }
