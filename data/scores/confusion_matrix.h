@@ -1,5 +1,5 @@
-// What a classifier predicts for samples of each class, and the scores that follow from it, as
-// scikit-learn computes them:
+// The confusion matrix of a classifier: how many samples of each class are predicted to have each
+// class. The scores that follow from it, as scikit-learn computes them:
 //
 //   F1 of class k = 2 correct_k / (labels_k + predictions_k)
 //   macro F1      = its mean over the classes that have samples or predictions
