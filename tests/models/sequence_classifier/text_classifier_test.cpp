@@ -8,8 +8,8 @@
 
 #include "cluster/base/error.h"
 #include "configs/schema/config.pb.h"
-#include "tests/models/model_fixture.h"
 #include "tests/attention/mechanisms/mechanism_cases.h"
+#include "tests/models/model_fixture.h"
 
 namespace birkhoff {
 namespace {
