@@ -1,5 +1,5 @@
-// The confusion matrix of a classifier: what it predicts for samples of each class. The scores that
-// follow from it are scikit-learn's:
+// The confusion matrix of a classifier: how many samples of each class are predicted to have each
+// class. The scores that follow from it, as scikit-learn computes them:
 //
 //   F1 of class k = 2 correct_k / (labels_k + predictions_k)
 //   macro F1      = its mean over the classes that have samples or predictions

@@ -123,6 +123,34 @@ TEST(ClassWeights, TheLossIsPyTorchs) {
       << "the reported loss has no weights";
 }
 
+// The loss is the weighted sum of those of single samples of a model without weights.
+TEST(ClassWeights, ImagesAndPointSetsHaveThem) {
+  const auto config_of = [](const std::string& task, const std::string& weights) {
+    return parse_config("task { " + task + " { classes: 3 " + weights +
+                            " } } data { corpus: 'none' sequence_length: 17 } train { precision: "
+                            "fp64 global_batch: 6 } model { layers: 1 channels: 8 heads: 2 }",
+                        "test", {});
+  };
+  for (const std::string task : {"image_classification", "point_sets"}) {
+    const configs::Config config = config_of(task, kWeightText), plain = config_of(task, "");
+    const std::unique_ptr<Model> weighted = make_model(config, 0, at::kCPU),
+                                 without = make_model(plain, 0, at::kCPU);
+    const Batch batch = make_task(config)->synthetic_batch(0, at::kCPU);
+    const LossSums sums = weighted->loss_sums(batch, make_noise(batch));
+    double loss = 0, weight = 0;
+    for (std::int64_t i = 0; i < batch.size(); ++i) {
+      const Batch sample = batch.narrow(i, i + 1);
+      const double of_class =
+          kWeights[static_cast<std::size_t>(sample.at("labels").item<std::int64_t>())];
+      loss += of_class * without->loss_sums(sample, make_noise(sample)).loss.item<double>();
+      weight += of_class;
+    }
+    EXPECT_NEAR(sums.loss.item<double>(), loss, 1e-12 * loss) << task;
+    EXPECT_EQ(sums.weight.item<double>(), weight) << task;
+    EXPECT_EQ(sums.count.item<double>(), 6) << task;
+  }
+}
+
 TEST(ClassWeights, EvaluationsHaveNone) {
   const Batch batch = weighted_texts();
   const auto loss_of = [&](const std::string& weights) {
