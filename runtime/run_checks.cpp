@@ -235,21 +235,25 @@ std::string warning_of_replicas(const configs::Config& config,
   return "";
 }
 
-bool have_comparable_losses(const configs::Evaluate& before, const configs::Evaluate& now) {
-  return before.split() == now.split() && before.sequences() == now.sequences() &&
-         before.stride() == now.stride();
+void warn_of_other_losses(const configs::Config& before, const configs::Config& now) {
+  if (evaluated_data(before) == evaluated_data(now)) return;
+  std::string effect;
+  if (now.checkpoint().keep_best())
+    effect += "; checkpoint.keep_best keeps the best checkpoint of each";
+  if (now.evaluate().patience() > 0) effect += "; evaluate.patience counts from here";
+  if (effect.empty()) return;
+  log_warning("evaluations change ({} -> {}), so losses before and after do not compare{}",
+              evaluated_data(before), evaluated_data(now), effect);
 }
 
-void warn_of_other_losses(const configs::Evaluate& before, const configs::Evaluate& now) {
-  if (have_comparable_losses(before, now)) return;
-  const auto text_of = [](const configs::Evaluate& what) {
-    return fmt::format("{}, {}, {}", what.split(), what.sequences(), what.stride());
-  };
-  log_warning(
-      "evaluate.split, evaluate.sequences or evaluate.stride changed ({} -> {}): losses before and "
-      "after do not compare, so checkpoint.keep_best keeps the best checkpoint of each, and "
-      "evaluate.patience counts from here",
-      text_of(before), text_of(now));
+void check_evaluation(const configs::Config& config, const Corpus& corpus) {
+  const configs::Evaluate& what = config.evaluate();
+  if (what.patience() == 0 || corpus.has_split(what.split())) return;
+  fail(
+      ExitCode::kConfig,
+      "evaluate.patience: {} has no effect: {} has no split \"{}\" (evaluate.split); leave it out, "
+      "or evaluate another split",
+      what.patience(), corpus.folder().string(), what.split());
 }
 
 void warn_of_rate_jump(const configs::Train& before, const configs::Train& now,

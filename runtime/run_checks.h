@@ -59,9 +59,11 @@ std::string warning_of_replicas(const configs::Config& config,
 void warn_of_rate_jump(const configs::Train& before, const configs::Train& now,
                        std::int64_t next_step, std::int64_t epoch);
 
-// Whether both evaluate the same sequences of a corpus.
-bool have_comparable_losses(const configs::Evaluate& before, const configs::Evaluate& now);
-// Warns if they do not, at a resume: losses then do not compare with those before it.
-void warn_of_other_losses(const configs::Evaluate& before, const configs::Evaluate& now);
+// Warns at a resume if losses of evaluations do not compare with those before it, and a setting
+// compares them.
+void warn_of_other_losses(const configs::Config& before, const configs::Config& now);
+
+// Error(kConfig) if evaluate.patience is set and the corpus lacks evaluate.split.
+void check_evaluation(const configs::Config& config, const Corpus& corpus);
 
 }  // namespace birkhoff

@@ -219,13 +219,9 @@ StartState load_start(const std::string& resume_path, const configs::Config& con
   const CheckpointFolder checkpoint = open_checkpoint(resume_path);
   check_resumable(checkpoint, config, corpus);
   load_checkpoint(checkpoint, parts);
-  read_state(checkpoint.manifest, start.train);
+  read_state(checkpoint.manifest, config, start.train);
   start.metrics_bytes = checkpoint.manifest.metrics_bytes();
   start.before = checkpoint.manifest.config();
-  if (!have_comparable_losses(start.before->evaluate(), config.evaluate())) {
-    start.train.lowest_loss.reset();
-    start.train.stale_evaluations = 0;
-  }
   return start;
 }
 
@@ -255,8 +251,7 @@ void warn_at_start(const configs::Config& config, const Task& task, const Corpus
     }
     warn_of_rate_jump(start.before->train(), config.train(), start.train.step + 1,
                       start.train.consumed / source.num_samples());
-    if (config.checkpoint().keep_best() || config.evaluate().patience() > 0)
-      warn_of_other_losses(start.before->evaluate(), config.evaluate());
+    warn_of_other_losses(*start.before, config);
   }
   if (config.train().precision() == configs::Train::fp16 && group.device().is_cpu()) {
     log_warning(
@@ -433,6 +428,7 @@ Outcome run_logged(const configs::Config& config, const RunPaths& paths, bool fr
 void check_run(const configs::Config& config, const Corpus& corpus,
                const std::filesystem::path& run_folder, bool fresh) {
   make_task(config)->check_source(corpus);
+  check_evaluation(config, corpus);
   RunFolder::check_usable(run_folder);
   if (fresh) return;
   const auto checkpoints = list_checkpoints(RunPaths{run_folder}.checkpoints());

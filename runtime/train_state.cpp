@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include "cluster/base/text/number_text.h"
+#include "configs/loader/check.h"
 #include "configs/schema/config.pb.h"
 
 namespace birkhoff {
@@ -20,8 +21,8 @@ void TrainState::evaluated(double loss) {
 }
 
 bool TrainState::ends_early(const configs::Evaluate& evaluate) const {
-  return evaluate.patience() > 0 && stale_evaluations >= evaluate.patience() && !evaluation_due &&
-         skipped == 0;
+  return evaluate.patience() > 0 && stale_evaluations >= evaluate.patience() &&
+         step % evaluate.every() == 0 && !evaluation_due && skipped == 0;
 }
 
 void write_state(const TrainState& state, CheckpointHeader& header) {
@@ -41,7 +42,7 @@ void write_state(const TrainState& state, CheckpointHeader& header) {
   header.set_loss_scale_steps(state.loss_scale.steps_since);
 }
 
-void read_state(const CheckpointHeader& header, TrainState& state) {
+void read_state(const CheckpointHeader& header, const configs::Config& config, TrainState& state) {
   state.step = header.step();
   state.consumed = header.consumed();
   state.tokens = header.tokens();
@@ -49,6 +50,7 @@ void read_state(const CheckpointHeader& header, TrainState& state) {
   state.evaluation_due = header.evaluation_due();
   if (header.has_loss_scale()) state.loss_scale = {header.loss_scale(), header.loss_scale_steps()};
   if (header.has_held_out_loss()) state.held_out_loss = header.held_out_loss();
+  if (evaluated_data(header.config()) != evaluated_data(config)) return;
   if (header.has_lowest_loss()) state.lowest_loss = header.lowest_loss();
   state.stale_evaluations = header.stale_evaluations();
 }

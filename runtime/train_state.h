@@ -9,8 +9,9 @@
 #include "runtime/gradients/loss_scale.h"
 
 namespace birkhoff::configs {
+class Config;
 class Evaluate;
-}
+}  // namespace birkhoff::configs
 
 namespace birkhoff {
 
@@ -28,14 +29,16 @@ struct TrainState {
 
   // Takes the loss of the evaluation at this step into account.
   void evaluated(double loss);
-  // Whether evaluate.patience ends training here: not after a skipped step, which is not saved.
+  // Whether evaluate.patience ends training here: only at a step that is evaluated, and not after a
+  // skipped step, which is not saved.
   bool ends_early(const configs::Evaluate& evaluate) const;
 };
 
 // To and from a manifest. A loss that is not finite is omitted; a loss scale that is missing from
-// the manifest keeps its value in `state`.
+// the manifest keeps its value in `state`. config: of the run that goes on. If it evaluates other
+// data (evaluated_data()), its count of evaluations begins.
 void write_state(const TrainState& state, CheckpointHeader& header);
-void read_state(const CheckpointHeader& header, TrainState& state);
+void read_state(const CheckpointHeader& header, const configs::Config& config, TrainState& state);
 
 // The whole state in one line, equal for equal states: ranks compare it.
 std::string text_of(const TrainState& state);

@@ -1,5 +1,6 @@
 #include "runtime/trainer.h"
 
+#include <ATen/ops/full.h>
 #include <ATen/ops/zeros.h>
 #include <fmt/format.h>
 
@@ -258,7 +259,10 @@ bool Trainer::evaluate(TrainState& state) {
       return any_asks_to_stop();
     });
     if (!evaluation) return false;
-    state.evaluated(evaluation->loss);
+    // Tensor ranks compute the loss by themselves, and it decides when training ends.
+    const at::Tensor loss = at::full({1}, evaluation->loss, at::kDouble);
+    parts_.world.broadcast(loss, /*root=*/0, "loss of the evaluation");
+    state.evaluated(loss.item<double>());
     parts_.checkpoints.require_folder();
     parts_.reporter.evaluation(state.step, parts_.evaluator->plan().split, *evaluation);
   }

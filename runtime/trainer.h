@@ -62,13 +62,12 @@ class Trainer {
  public:
   explicit Trainer(TrainerParts parts);
 
-  // Trains from `state` to the configured number of steps, or until evaluate.patience ends training
-  // or a rank asks to stop. The ranks
-  // then abandon an evaluation, a long step or a wait for data, which the resumed run repeats, and
-  // save the last completed step. The same if a rank cannot read its batch; all ranks then throw
-  // its error. Collective over the world. Error(kNumerical), on all ranks, if values are not finite
-  // and the policy is stop, if training ends with such values, or if ranks disagree and the policy
-  // is stop.
+  // Trains from `state` to the configured number of steps, or until evaluate.patience ends
+  // training or a rank asks to stop. At a request to stop, the ranks abandon an evaluation, a
+  // long step or a wait for data, which the resumed run repeats, and save the last completed
+  // step. The same if a rank cannot read its batch; all ranks then throw its error. Collective
+  // over the world. Error(kNumerical), on all ranks, if values are not finite and the policy is
+  // stop, if training ends with such values, or if ranks disagree and the policy is stop.
   Outcome run(TrainState& state);
 
  private:

@@ -85,6 +85,8 @@ bool reads_images(const configs::Task& task);
 bool has_batch_norm(const configs::Task& task);
 // Whether the task classifies pairs of texts, each of which the model reads by itself.
 bool has_two_towers(const configs::Task& task);
+// Names what evaluations in training measure: their losses compare only where it is the same.
+std::string evaluated_data(const configs::Config& config);
 // Number of classes that the task predicts; 0 if none.
 int class_count(const configs::Task& task);
 // Weights of these classes in the training loss; empty: all are 1.

@@ -18,10 +18,11 @@ void check_parts(const configs::Model& model, const SourceLocations& places) {
     }
     width /= adaptive.divisor();
     if (width == 0) {
-      config_error(places, "model.adaptive_softmax.divisor",
-                   "{} leaves nothing of model.channels {} for {}; use a smaller divisor, or fewer "
-                   "cutoffs",
-                   adaptive.divisor(), model.channels(), counted(i + 1, "tail"));
+      config_error(
+          places, "model.adaptive_softmax.divisor",
+          "{} is too large for model.channels {}: the last of {} would have no channels; use a "
+          "smaller divisor, or fewer cutoffs",
+          adaptive.divisor(), model.channels(), counted(i + 1, "tail"));
     }
   }
 }

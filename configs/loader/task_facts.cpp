@@ -1,4 +1,5 @@
 // What a resolved configuration says about its task: declared in check.h.
+#include <fmt/format.h>
 #include <google/protobuf/reflection.h>
 
 #include "configs/loader/check.h"
@@ -60,6 +61,15 @@ bool has_two_towers(const configs::Task& task) {
   const auto& classification = task.classification();
   return !classification.second_stream().empty() &&
          classification.pair_model() == configs::Classification::two_towers;
+}
+
+std::string evaluated_data(const configs::Config& config) {
+  const configs::Evaluate& what = config.evaluate();
+  std::string text = fmt::format("split {}", what.split());
+  if (what.sequences() > 0) text += fmt::format(", {} sequences", what.sequences());
+  if (what.stride() > 0) text += fmt::format(", stride {}", what.stride());
+  if (config.model().memory().length() > 0) text += fmt::format(", {} parts", what.micro_batch());
+  return text;
 }
 
 int class_count(const configs::Task& task) {

@@ -66,7 +66,7 @@ class BatchesBySamples final : public BatchPlan {
   std::vector<std::int64_t> samples_;  // of a batch, in order
 };
 
-// Batches of the samples that are equally far in their parts.
+// Batch s of an epoch takes sample s of each part.
 class BatchesOfLanes final : public BatchPlan {
  public:
   BatchesOfLanes(const SampleSource& source, const BatchPlanOptions& options)

@@ -15,8 +15,8 @@ struct BatchPlanOptions {
   // Not 0: tokens per step instead, at least those of the longest sample. Batches are of samples of
   // similar length, as many as fit: their number times the longest sequence is at most this.
   std::int64_t batch_tokens = 0;
-  // Samples are in the order of their source: position p of each batch reads part p of the global
-  // batch's many equal parts, sample after sample.
+  // The samples are cut into global_batch equal parts, and position p of each batch reads part p in
+  // order.
   bool lanes = false;
   std::uint64_t seed = 0;
   std::int64_t shards = 0;  // virtual shards of a global batch; 0 = none

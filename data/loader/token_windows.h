@@ -19,8 +19,8 @@ struct WindowOptions {
   // Training: epochs after the first cut the stream at other offsets, keyed by `seed`.
   bool shift_windows = false;
   std::uint64_t seed = 0;
-  // Training: the split is cut into as many parts of equal length, and sample l W + w is window w
-  // of part l, of W windows each; tokens are left over at the end. 0: one part.
+  // Training: the number of equal parts into which the split is cut. Sample l W + w is window w of
+  // part l, of W windows each; tokens are left over at the end. 0: one part.
   std::int64_t lanes = 0;
   // Evaluation: tokens from the start of a window to that of the next, at most T; 0: T. Of each
   // window but the first, only the last `stride` tokens are targets.

@@ -118,14 +118,13 @@ int sample_command(const SampleArguments& arguments, std::ostream& out, std::ost
   }
   if (const std::int64_t unread = unread_prompt_ids(*model, prompt_ids); unread > 0) {
     err << "birkhoff: warning: the first " << unread << " of the prompt's " << prompt_ids.size()
-        << " tokens are not read: the model sees data.sequence_length = " << model->max_tokens()
-        << " at most\n";
+        << " tokens are not read: the model sees " << model->max_tokens() << " at most\n";
   }
 
   if (divides_next_word(*tokenizer, prompt, prompt_ids)) {
     err << "birkhoff: warning: the prompt ends in a space, but a token of this model begins with "
-           "the space before its word: the text continues as after two spaces; leave the last one "
-           "out\n";
+           "the space before its word, so the text continues as after two spaces; leave the "
+           "final space out\n";
   }
 
   const bool terminal = isatty(STDOUT_FILENO) != 0;

@@ -29,7 +29,7 @@ class Continuations final : public LineGenerator {
         max_tokens_(max_tokens) {
     if (max_tokens_ > model_.max_tokens()) {
       fail(ExitCode::kUsage,
-           "--max-tokens {}: the model sees data.sequence_length = {} tokens at most; ask for "
+           "--max-tokens {}: the model sees {} tokens at most; ask for "
            "fewer, or let `birkhoff sample` generate longer texts",
            max_tokens_, model_.max_tokens());
     }
@@ -78,7 +78,8 @@ class Continuations final : public LineGenerator {
   std::string cut_lines() const override {
     if (num_cut_ == 0) return "";
     return fmt::format(
-        "of {} only the end is read: with --max-tokens {}, data.sequence_length = {} leaves {}",
+        "of {} only the end is read: with --max-tokens {}, the {} tokens that the model sees leave "
+        "{}",
         counted(num_cut_, "prompt"), max_tokens_, model_.max_tokens(),
         counted(model_.max_tokens() - max_tokens_ + 1, "token"));
   }

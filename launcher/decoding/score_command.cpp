@@ -78,9 +78,8 @@ class TextReader final : public LineReader {
     return text_of(context, continuation, line.place);
   }
   std::string cut_texts(std::int64_t number) const override {
-    return fmt::format(
-        "of {} only the end is read: the model sees data.sequence_length = {} tokens",
-        counted(number, "text"), max_tokens_);
+    return fmt::format("of {} only the end is read: the model sees {} tokens",
+                       counted(number, "text"), max_tokens_);
   }
 
  private:

@@ -6,6 +6,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <climits>
 #include <cstring>
 #include <exception>
 #include <functional>
@@ -106,9 +107,9 @@ int opponent_of(int player, int size, int round) {
   return alone;
 }
 
-// The number of ranks of a host that exchange at a time: as many as have separate cores, because
-// ranks that share cores would measure each other, but all in at most kMaxTurns turns. The same on
-// all ranks, for the most crowded host. Collective over the world.
+// The number of ranks of a host that exchange at a time, the same for all hosts: as many as have
+// separate cores on each, because ranks that share cores would measure each other, but more if they
+// would need more than kMaxTurns turns. Collective over the world.
 int ranks_with_cores(ProcessGroup& world, const std::vector<std::string>& host_of_rank) {
   const cpu_set_t mine = affinity_mask();
   const std::vector<std::string> masks = world.all_gather_bytes(
@@ -122,14 +123,15 @@ int ranks_with_cores(ProcessGroup& world, const std::vector<std::string>& host_o
     CPU_OR(&of_host, &of_host, &mask);
     ++ranks[host_of_rank[rank]];
   }
-  int turns = 1, most = 0;
+  int together = INT_MAX, most = 0;
   for (const auto& [host, count] : ranks) {
     const int cores_of_host = std::max(1, CPU_COUNT(&cores[host]));
-    turns = std::max(turns, (count + cores_of_host - 1) / cores_of_host);
+    if (count > cores_of_host) together = std::min(together, cores_of_host);
     most = std::max(most, count);
   }
-  turns = std::min(turns, kMaxTurns);
-  return (most + turns - 1) / turns;
+  // Pairs of one host have an even number of ranks.
+  const int least = (most + kMaxTurns - 1) / kMaxTurns;
+  return std::max(together, least + least % 2);
 }
 
 // Appends the pairs of `round` to `turns`, in as few turns as have at most `together` ranks of each

@@ -44,7 +44,9 @@ std::int64_t batch_bytes(const configs::Config& config, std::int64_t rows) {
   one.mutable_train()->set_global_batch(1);
   const Batch batch = make_task(one)->synthetic_batch(/*vocabulary=*/2, at::kCPU);
   std::vector<at::Tensor> tensors = {batch.sample_ids_B};
-  for (const auto& [name, tensor] : batch.fields) tensors.push_back(tensor);
+  for (const auto& [name, tensor] : batch.fields) {
+    if (name != field::kPast) tensors.push_back(tensor);
+  }
   std::int64_t bytes = memory_bytes(tensors);
   if (config.data().restart_at_documents()) bytes += 12L * config.data().sequence_length();
   return rows * bytes;
@@ -188,6 +190,14 @@ class Planner {
     // The batches in the queue, the one being trained on, and the one being filled.
     const double batches =
         static_cast<double>(batch_bytes(config_, rows_) * (config_.data().prefetch() + 2));
+    // What a model with a memory carries, and what the passes of a step leave for the next one.
+    std::int64_t past = 2 * rows_;
+    for (const std::int64_t size : model_->past_shape()) past *= size;
+    const double memory =
+        model_->past_shape().empty()
+            ? 0
+            : static_cast<double>(
+                  past * static_cast<std::int64_t>(c10::elementSize(model_->parameters().dtype())));
     std::vector<double> totals(variants.size(), 0);
     const auto add = [&](const char* part, const auto& value) {
       std::vector<std::optional<double>> values;
@@ -211,6 +221,7 @@ class Planner {
       return std::max(0.0, t.evaluation - t.layers - t.rest - t.temporary);
     });
     add("batches", [&](State, Tensors) { return batches; });
+    if (memory > 0) add("memory of past tokens", [&](State, Tensors) { return memory; });
     add("copy for a checkpoint", [&](State, Tensors) { return copy; });
     add("communication", [](State s, Tensors) { return static_cast<double>(s.exchange_bytes); });
     table.add("total", {totals.begin(), totals.end()});

@@ -33,7 +33,7 @@ bool ended_early(const std::filesystem::path& checkpoint, const configs::Config&
   if (config.evaluate().patience() == 0) return false;
   try {
     TrainState state;
-    read_state(open_checkpoint(checkpoint).manifest, state);
+    read_state(open_checkpoint(checkpoint).manifest, config, state);
     return state.ends_early(config.evaluate());
   } catch (const Error&) {
     return false;  // the next start reports it

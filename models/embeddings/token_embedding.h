@@ -48,7 +48,7 @@ class TokenEmbedding final : public SequenceEmbedding {
 
   // The rows of a part of the ids (models/embeddings/vocabulary_parts.h).
   struct Table {
-    Interval ids;              // those of the part that are this rank's
+    Interval ids;              // the ids of the part that this rank holds
     at::Tensor weight_VE;      // their rows; E is the part's width
     std::optional<Linear> up;  // from E to C, if these differ
   };

@@ -24,7 +24,7 @@ struct VocabularyPart {
 
 // The head, then the tails; without adaptive softmax one part. Error(kConfig) if a tail has no ids.
 std::vector<VocabularyPart> vocabulary_parts(const configs::Model& config, std::int64_t vocabulary);
-// Those of the embedding table: one if model.adaptive_softmax.inputs is false.
+// The parts of the embedding table: one if model.adaptive_softmax.inputs is false.
 std::vector<VocabularyPart> embedding_parts(const configs::Model& config, std::int64_t vocabulary);
 
 // The end of the names of part `number`'s layers: "" for the head, ".tails.0" for the first tail.

@@ -91,7 +91,9 @@ LinearCrossEntropy linear_cross_entropy(const at::Tensor& x_NE, const at::Tensor
                                         const at::Tensor& targets_N, const at::Tensor& mask_N,
                                         double label_smoothing, bool with_correct) {
   LinearCrossEntropy result;
-  if (c10::GradMode::is_enabled()) {
+  const bool with_gradients = c10::GradMode::is_enabled();
+  // In fp16, gradients are rounded only after the loss scale has multiplied them.
+  if (with_gradients && x_NE.scalar_type() != at::kHalf) {
     const variable_list outputs =
         WithGradients::apply(x_NE, weight_VE, targets_N, mask_N, label_smoothing, with_correct);
     result.sums.loss = outputs[0];
@@ -100,7 +102,8 @@ LinearCrossEntropy linear_cross_entropy(const at::Tensor& x_NE, const at::Tensor
     if (with_correct) result.correct_N = outputs[2];
     return result;
   }
-  const std::int64_t N = x_NE.size(0), rows = rows_at_once(weight_VE);
+  const std::int64_t N = x_NE.size(0),
+                     rows = with_gradients ? std::max<std::int64_t>(1, N) : rows_at_once(weight_VE);
   std::vector<at::Tensor> correct_n;
   for (std::int64_t begin = 0; begin == 0 || begin < N; begin += rows) {
     const std::int64_t count = std::min(rows, N - begin);

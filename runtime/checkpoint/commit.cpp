@@ -4,13 +4,13 @@
 
 #include <algorithm>
 #include <set>
-#include <tuple>
 
 #include "cluster/base/error.h"
 #include "cluster/base/files/checksum.h"
 #include "cluster/base/files/file.h"
 #include "cluster/base/logging/log.h"
 #include "cluster/base/text/number_text.h"
+#include "configs/loader/check.h"
 #include "runtime/checkpoint/layout.h"
 #include "runtime/checkpoint/manifest.h"
 #include "runtime/checkpoint/safetensors.h"
@@ -72,8 +72,7 @@ std::set<std::int64_t> best_steps(const std::map<std::int64_t, fs::path>& folder
     std::int64_t step;
     double loss;
   };
-  // By split, sequences and stride.
-  std::map<std::tuple<std::string, std::int64_t, std::int64_t>, Best> best_of;
+  std::map<std::string, Best> best_of;  // by evaluated_data()
   for (const auto& [step, path] : folders) {
     CheckpointManifest manifest;
     try {
@@ -84,9 +83,7 @@ std::set<std::int64_t> best_steps(const std::map<std::int64_t, fs::path>& folder
     }
     if (!manifest.has_held_out_loss()) continue;
     const Best candidate{step, manifest.held_out_loss()};
-    const configs::Evaluate& what = manifest.config().evaluate();
-    const std::tuple evaluation(what.split(), what.sequences(), what.stride());
-    Best& best = best_of.emplace(evaluation, candidate).first->second;
+    Best& best = best_of.emplace(evaluated_data(manifest.config()), candidate).first->second;
     if (candidate.loss < best.loss) best = candidate;
   }
   std::set<std::int64_t> steps;

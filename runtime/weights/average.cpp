@@ -2,7 +2,6 @@
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/empty.h>
-#include <ATen/ops/zeros.h>
 #include <fmt/ranges.h>
 
 #include <map>
@@ -72,17 +71,20 @@ std::filesystem::path average_checkpoints(const std::vector<CheckpointFolder>& c
     require_same_tensors(checkpoints.front(), checkpoint);
 
   std::vector<TensorPart> parts = empty_parts(tensors_of(checkpoints.front()));
-  std::vector<at::Tensor> sums;
-  for (const TensorPart& part : parts) sums.push_back(at::zeros({part.data.numel()}, at::kDouble));
-  for (const CheckpointFolder& checkpoint : checkpoints) {
-    load_model_tensors(checkpoint, parts);
-    for (std::size_t i = 0; i < parts.size(); ++i) {
-      if (parts[i].data.is_floating_point()) sums[i] += parts[i].data;
+  load_model_tensors(checkpoints.front(), parts);
+  if (checkpoints.size() > 1) {
+    std::vector<at::Tensor> sums;
+    for (const TensorPart& part : parts) sums.push_back(part.data.to(at::kDouble));
+    for (std::size_t c = 1; c < checkpoints.size(); ++c) {
+      load_model_tensors(checkpoints[c], parts);
+      for (std::size_t i = 0; i < parts.size(); ++i) {
+        if (parts[i].data.is_floating_point()) sums[i] += parts[i].data;
+      }
     }
-  }
-  for (std::size_t i = 0; i < parts.size(); ++i) {
-    if (parts[i].data.is_floating_point())
-      parts[i].data.copy_(sums[i] / static_cast<double>(checkpoints.size()));
+    for (std::size_t i = 0; i < parts.size(); ++i) {
+      if (parts[i].data.is_floating_point())
+        parts[i].data.copy_(sums[i] / static_cast<double>(checkpoints.size()));
+    }
   }
 
   const CheckpointFolder& last = checkpoints.back();

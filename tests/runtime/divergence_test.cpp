@@ -56,7 +56,7 @@ Ended train(const fs::path& folder, const configs::Config& config, int ranks,
         training_parts(training.model, training.buckets, *training.optimizer, world.size());
     if (resume) {
       load_checkpoint(*resume, parts);
-      read_state(resume->manifest, training.state);
+      read_state(resume->manifest, resume->manifest.config(), training.state);
     }
     CheckpointHeader header;
     header.set_run(run.id());

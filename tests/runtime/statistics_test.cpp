@@ -127,7 +127,7 @@ std::map<std::string, std::string> train_in(const std::filesystem::path& folder,
         training_parts(training.model, training.buckets, *training.optimizer, group.size());
     if (resume) {
       load_checkpoint(*resume, parts);
-      read_state(resume->manifest, training.state);
+      read_state(resume->manifest, resume->manifest.config(), training.state);
     }
     CheckpointHeader header = make_header(0);
     *header.mutable_config() = config;

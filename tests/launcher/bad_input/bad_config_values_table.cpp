@@ -207,7 +207,7 @@ std::vector<BadInput> contradictions() {
        .line =
            "config print good.txtpb --set model.adaptive_softmax.cutoff=[3,7] --set model.adaptive_softmax.divisor=4096",
        .code = ExitCode::kConfig,
-       .words = {"model.adaptive_softmax.divisor", "4096 leaves nothing of model.channels",
+       .words = {"model.adaptive_softmax.divisor", "4096 is too large for model.channels",
                  "1 tail"}},
       {.name = "parts of an undivided vocabulary",
        .line = "config print good.txtpb --set model.adaptive_softmax.divisor=2",

@@ -53,7 +53,7 @@ TEST(EarlyStop, TheStateIsInTheManifest) {
   CheckpointHeader header;
   write_state(state, header);
   TrainState read;
-  read_state(header, read);
+  read_state(header, header.config(), read);
   EXPECT_EQ(read.lowest_loss, 2.0);
   EXPECT_EQ(read.stale_evaluations, 2);
   TrainState other = state;
