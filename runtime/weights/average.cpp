@@ -74,7 +74,8 @@ std::filesystem::path average_checkpoints(const std::vector<CheckpointFolder>& c
   load_model_tensors(checkpoints.front(), parts);
   if (checkpoints.size() > 1) {
     std::vector<at::Tensor> sums;
-    for (const TensorPart& part : parts) sums.push_back(part.data.to(at::kDouble));
+    for (const TensorPart& part : parts)
+      sums.push_back(part.data.to(at::kDouble, /*non_blocking=*/false, /*copy=*/true));
     for (std::size_t c = 1; c < checkpoints.size(); ++c) {
       load_model_tensors(checkpoints[c], parts);
       for (std::size_t i = 0; i < parts.size(); ++i) {
