@@ -50,7 +50,7 @@ class TokenSlices {
   at::Tensor drop(const at::Tensor& x_nC, float p, const NoiseKey& key, NoisePurpose purpose) const;
   at::Tensor drop_columns(const at::Tensor& x_BTc, std::int64_t columns, float p,
                           const NoiseKey& key, NoisePurpose purpose) const;
-  // A slice [n, C] in which, with probability p, all channels of a token are 0. The other tokens are
+  // A slice [n, C] in which all channels of a token are 0 with probability p. The other tokens are
   // not scaled. Token t of a sample depends on the key and t only.
   at::Tensor drop_tokens(const at::Tensor& x_nC, float p, const NoiseKey& key) const;
 
