@@ -172,9 +172,7 @@ std::map<std::string, std::vector<std::string>> slow_paths_on_gpu() {
        {blocks("layers 0 to 9, heads 0 to 7"), routing("layers 0 to 9, heads 8 to 15")}},
       {"routing_wikitext103_small", small},
       {"routing_wikitext103_smoke", smoke},
-      {"sst2_dense",
-       {sst2 + "(dense): dense attention is LibTorch's, because padding needs a mask of all pairs "
-               "of tokens"}},
+      {"sst2_dense", {sst2 + of_padding}},
       {"sst2_sinkformer", {sst2 + half_steps}},
       {"sst2_sinkhorn",
        {sst2 + "(sinkhorn): " + mixing,
@@ -190,6 +188,7 @@ std::map<std::string, std::vector<std::string>> slow_paths_on_gpu() {
        {sst2 + "(sortcut): sorting of blocks takes a slower kernel, because padding needs copies "
                "of keys and values",
         sst2 + "(sortcut): block attention takes the reference path, " + fp32}},
+      {"text_pairs_smoke", {sst2 + of_padding}},
       {"xl_enwik8_paper", {"layers 0 to 11, heads 0 to 7 " + distances}},
       {"xl_enwik8_small", {"layers 0 to 5, heads 0 to 7 " + distances}},
       {"xl_enwik8_smoke", {"layers 0 to 1, heads 0 to 3 " + distances}},

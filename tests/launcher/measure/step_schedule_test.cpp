@@ -193,10 +193,14 @@ TEST(Recorder, MetaAndComputedStepsHaveTheSameOperations) {
       EXPECT_GT(meta.amount(part), 0);
       EXPECT_GT(computed.amount(part), 0);
     }
-    // Twice the forward pass's products, and with recomputation the layers' once more.
+    // Twice the forward pass's products, and with recomputation the layers' once more. A rank that
+    // has all of the output layer computes its gradients in the forward pass: here it has 1/22 of
+    // the products, 2 x 32 x 64 FLOPs of a token.
+    const double head = config.mesh().tensor() > 1 ? 0 : 1.0 / 22;
+    const double twice = (2 - 2 * head) / (1 + 2 * head);
     const double ratio = meta.amount(StepPart::kBackward) / meta.amount(StepPart::kForward);
-    EXPECT_GT(ratio, 1.9);
-    EXPECT_LT(ratio, config.train().recompute() ? 3.1 : 2.1);
+    EXPECT_GT(ratio, twice - 0.1);
+    EXPECT_LT(ratio, config.train().recompute() ? 3.1 : twice + 0.1);
   }
 }
 
