@@ -123,11 +123,9 @@ std::int64_t count_cut_documents(const Corpus& corpus, const DocumentOptions& op
   return num_cut;
 }
 
-void check_labelled_documents(const Corpus& corpus, const DocumentOptions& options) {
-  corpus.stream(options.split, options.stream);
-  check_labels(corpus, options.split, options.label);
-  check_has_documents(corpus, options.split);
-  if (options.second_stream.empty()) return;
+namespace {
+
+void check_pairs(const Corpus& corpus, const DocumentOptions& options) {
   // Streams of a split have the same number of documents (data/corpus/manifest.h).
   corpus.stream(options.split, options.second_stream);
   const auto& entry = corpus.tokenizer_entry(options.stream);
@@ -138,12 +136,16 @@ void check_labelled_documents(const Corpus& corpus, const DocumentOptions& optio
          "both with one; prepare a table of pairs (birkhoff prepare --second-column)",
          corpus.folder().string(), options.stream, options.second_stream);
   }
-  if (!entry.has_end_of_document()) {
-    fail(ExitCode::kData,
-         "{}: the tokenizer has no end mark, so nothing would divide the texts of a pair; prepare "
-         "a table of pairs (birkhoff prepare --second-column)",
-         corpus.folder().string());
-  }
+  require(entry.has_end_of_document(), "texts of pairs have end marks");
+}
+
+}  // namespace
+
+void check_labelled_documents(const Corpus& corpus, const DocumentOptions& options) {
+  corpus.stream(options.split, options.stream);
+  if (!options.second_stream.empty()) check_pairs(corpus, options);
+  check_labels(corpus, options.split, options.label);
+  check_has_documents(corpus, options.split);
 }
 
 std::unique_ptr<SampleSource> labelled_documents(const Corpus& corpus,

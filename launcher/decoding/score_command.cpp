@@ -202,7 +202,8 @@ void score_lines(const ScoreArguments& arguments, ProcessGroup& world, at::Devic
     check_on_rank_0_first(world, [&] {
       for (const TextLine& line : lines) {
         texts.push_back(reader->read(line));
-        lengths.push_back(std::ssize(texts.back().tokens.ids));
+        const ScoredTokens& tokens = texts.back().tokens;
+        lengths.push_back(std::max(std::ssize(tokens.ids), std::ssize(tokens.source)));
         num_cut += texts.back().num_cut > 0;
       }
     });

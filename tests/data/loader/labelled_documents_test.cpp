@@ -249,7 +249,6 @@ TEST_F(LabelledPairsTest, ErrorsNameWhatDoesNotFit) {
                                           {.sequence_length = kLength, .second_stream = "third"});
                },
                {"'third'", "tokens, second"});
-  // Pairs of text with a tokenizer each have no labels, and would not do with them.
   write_text(folder_ / "a.txt", "a b\nc d\n");
   write_text(folder_ / "b.txt", "e f\ng h\n");
   PrepareOptions options = prepare_options(folder_ / "aligned", {folder_ / "a.txt"}, "words");
@@ -263,7 +262,7 @@ TEST_F(LabelledPairsTest, ErrorsNameWhatDoesNotFit) {
                      Corpus(folder_ / "aligned"),
                      {.stream = "source", .sequence_length = kLength, .second_stream = "target"});
                },
-               {"'label'"});
+               {"'source' and 'target'", "different tokenizers"});
 }
 
 TEST_F(LabelledDocumentsTest, ErrorsNameWhatIsMissing) {
