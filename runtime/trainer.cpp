@@ -223,8 +223,8 @@ std::string Trainer::find_divergence(const TrainState& state, bool stop) {
     return fmt::format("the loss of its evaluation is {}", fixed_text(*state.held_out_loss, 4));
   }
   if (!parts_.checkpoints.saves() || !has_stepped_) return "";
-  // Uses the same sequences again, after the memory that they left: a batch that cannot be read must
-  // not keep the run from saving.
+  // Uses the same sequences again, after the memory that they left: a batch that cannot be read
+  // must not keep the run from saving.
   parts_.activity.enter(Phase::kSave, state.step);
   int asked = 0;  // before the micro-batches, and before each
   // A pass that only keeps other ranks company comes first (TrainingStep).
