@@ -162,6 +162,21 @@ bool wait_for_step(Child& child, const fs::path& run, int step) {
   return last_step(run) >= step && child.is_running();
 }
 
+int interrupt_at_step(const Command& command, const fs::path& run, int step,
+                      const std::function<void(Child&)>& interrupt) {
+  const fs::path before = run.string() + ".before";
+  for (int attempt = 0; attempt < 5; ++attempt) {
+    fs::remove_all(before);
+    if (fs::exists(run)) fs::copy(run, before, fs::copy_options::recursive);
+    Child child(command);
+    if (wait_for_step(child, run, step)) interrupt(child);
+    if (const int code = child.finish().code; code != 0) return code;
+    fs::remove_all(run);
+    if (fs::exists(before)) fs::rename(before, run);
+  }
+  return 0;
+}
+
 bool wait_for_handler(Child& child, int signal) {
   const auto caught = [&] {
     std::ifstream status("/proc/" + std::to_string(child.pid()) + "/status");

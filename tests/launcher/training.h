@@ -4,6 +4,7 @@
 #include <sys/types.h>
 
 #include <filesystem>
+#include <functional>
 #include <map>
 #include <string>
 #include <vector>
@@ -36,6 +37,11 @@ void kill_all(const std::vector<pid_t>& processes);
 int last_step(const std::filesystem::path& run);
 // Waits until the step is reached. Returns false if the child ends before, or after two minutes.
 bool wait_for_step(Child& child, const std::filesystem::path& run, int step);
+// Starts the run and calls `interrupt` when the step is reached. Returns the exit code. A run that
+// ends well, because this process had no CPU in time, is put back and started again, up to five
+// times; then returns 0.
+int interrupt_at_step(const Command& command, const std::filesystem::path& run, int step,
+                      const std::function<void(Child&)>& interrupt);
 // Waits until the process has a handler for the signal. Returns false if it ends before, or after a
 // minute.
 bool wait_for_handler(Child& child, int signal);

@@ -143,18 +143,12 @@ TEST_F(ClassifyProcess, RanksTrainAndResumeWithTheSameBits) {
   }
 
   // A rank is killed; then a signal stops another number of ranks; then the run ends on a third.
-  {
-    Child child(train("moved", 3, kInvariant));
-    ASSERT_TRUE(wait_for_step(child, "moved", 12));
-    signal_rank("moved", 1, SIGKILL);
-    EXPECT_NE(child.finish().code, 0);
-  }
-  {
-    Child child(train("moved", 2, kInvariant));
-    ASSERT_TRUE(wait_for_step(child, "moved", 22));
-    child.signal(SIGTERM);
-    EXPECT_EQ(child.finish().code, 75);
-  }
+  EXPECT_NE(interrupt_at_step(train("moved", 3, kInvariant), "moved", 12,
+                              [](Child&) { signal_rank("moved", 1, SIGKILL); }),
+            0);
+  EXPECT_EQ(interrupt_at_step(train("moved", 2, kInvariant), "moved", 22,
+                              [](Child& child) { child.signal(SIGTERM); }),
+            75);
   const Finished finished = run_child(train("moved", 1, kInvariant));
   ASSERT_EQ(finished.code, 0) << finished.err;
   EXPECT_EQ(lines_of_metrics("moved", Predicts::kLabels).figures, expected.figures);
