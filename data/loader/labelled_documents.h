@@ -34,8 +34,7 @@ struct PairLengths {
 PairLengths joined_lengths(PairLengths tokens, std::int64_t length);
 
 // Batches have inputs, lengths and labels (data/batch/batch.h). Error(kData) if the split lacks
-// them or has no document, or if the two streams of pairs have different tokenizers, or ones
-// without an end mark.
+// them or has no document, or if the two streams of pairs have different tokenizers.
 std::unique_ptr<SampleSource> labelled_documents(const Corpus& corpus,
                                                  const DocumentOptions& options);
 

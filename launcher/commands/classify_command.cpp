@@ -1,4 +1,3 @@
-#include <ATen/ops/zeros.h>
 #include <fmt/format.h>
 #include <signal.h>
 
@@ -7,12 +6,14 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <ostream>
+#include <span>
 #include <utility>
 
 #include "cluster/base/cpu.h"
 #include "cluster/base/error.h"
 #include "cluster/base/text/plural.h"
 #include "cluster/base/text/utf8.h"
+#include "data/batch/padded_texts.h"
 #include "data/prepare/input/documents.h"
 #include "data/text/text_lines.h"
 #include "launcher/commands.h"
@@ -64,26 +65,12 @@ Text read_text(std::string_view line, const std::string& place, const Tokenizer&
 }
 
 Batch batch_of(const std::vector<Text>& texts, std::int64_t max_tokens) {
-  const auto length = [&](const Text& text) {
-    return std::min(max_tokens, static_cast<std::int64_t>(text.ids.size()));
-  };
-  std::int64_t longest = 0;
-  for (const Text& text : texts) longest = std::max(longest, length(text));
-  const auto rows = static_cast<std::int64_t>(texts.size());
-  const at::Tensor inputs_BT = at::zeros({rows, longest}, at::kLong);
-  const at::Tensor lengths_B = at::zeros({rows}, at::kLong);
-  auto* tokens = inputs_BT.mutable_data_ptr<std::int64_t>();
-  auto* lengths = lengths_B.mutable_data_ptr<std::int64_t>();
+  std::vector<std::span<const std::int32_t>> ids;
   for (const Text& text : texts) {
-    *lengths = length(text);
-    std::copy_n(text.ids.begin(), *lengths++, tokens);
-    tokens += longest;
+    const std::int64_t count = std::min(max_tokens, std::ssize(text.ids));
+    ids.push_back(std::span(text.ids).first(static_cast<std::size_t>(count)));
   }
-  Batch batch;
-  batch.fields.emplace(field::kInputs, inputs_BT);
-  batch.fields.emplace(field::kLengths, lengths_B);
-  batch.sample_ids_B = at::zeros({rows}, at::kLong);
-  return batch;
+  return padded_texts(ids);
 }
 
 // Classifies texts and prints a line for each.

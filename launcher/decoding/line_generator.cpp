@@ -1,12 +1,12 @@
 #include "launcher/decoding/line_generator.h"
 
 #include <ATen/ops/tensor.h>
-#include <ATen/ops/zeros.h>
 
 #include <algorithm>
 
 #include "cluster/base/error.h"
 #include "cluster/base/text/plural.h"
+#include "data/batch/padded_texts.h"
 #include "launcher/decoding/encoded_lines.h"
 #include "launcher/runs/run_paths.h"
 #include "models/decoder.h"
@@ -29,8 +29,8 @@ class Continuations final : public LineGenerator {
         max_tokens_(max_tokens) {
     if (max_tokens_ > model_.max_tokens()) {
       fail(ExitCode::kUsage,
-           "--max-tokens {}: the model sees {} tokens at most; ask for "
-           "fewer, or let `birkhoff sample` generate longer texts",
+           "--max-tokens {}: the model sees {} tokens at most; ask for fewer, or let "
+           "`birkhoff sample` generate longer texts",
            max_tokens_, model_.max_tokens());
     }
   }
@@ -118,26 +118,15 @@ class Translations final : public LineGenerator {
   bool needs_equal_lengths() const override { return false; }
   std::vector<FoundSequence> generate(const std::vector<Ids>& sources,
                                       const std::vector<std::uint64_t>& numbers) override {
-    std::size_t longest = 0;
-    for (const Ids& source : sources) longest = std::max(longest, source.size());
-    const auto rows = static_cast<std::int64_t>(sources.size());
-    const at::Tensor inputs_BS = at::zeros({rows, static_cast<std::int64_t>(longest)}, at::kLong),
-                     lengths_B = at::zeros({rows}, at::kLong);
     std::vector<SearchStart> starts;
     for (std::size_t i = 0; i < sources.size(); ++i) {
-      std::copy(sources[i].begin(), sources[i].end(),
-                inputs_BS.mutable_data_ptr<std::int64_t>() + i * longest);
-      lengths_B.mutable_data_ptr<std::int64_t>()[i] = std::ssize(sources[i]);
       constexpr std::int64_t kMoreThanSource = 50;
       starts.push_back({*options_.end_mark,
                         max_tokens_.value_or(std::min(std::ssize(sources[i]) + kMoreThanSource,
                                                       model_.max_tokens())),
                         numbers[i]});
     }
-    Batch batch;
-    batch.fields.emplace(field::kInputs, inputs_BS);
-    batch.fields.emplace(field::kLengths, lengths_B);
-    batch.sample_ids_B = at::zeros({rows}, at::kLong);
+    const Batch batch = padded_texts({sources.begin(), sources.end()});
     return find_sequences(model_, model_.decode_cache(batch.to(model_.device())), starts, options_);
   }
   std::string cut_lines() const override {

@@ -183,15 +183,15 @@ void score_lines(const ScoreArguments& arguments, ProcessGroup& world, at::Devic
     if (speaks) err << "birkhoff: warning: " << warning << '\n';
   }
   std::unique_ptr<LineReader> reader;
+  std::optional<std::int32_t> restart_after;  // of texts
   if (const SourceDecoder* const pairs = model->source_decoder()) {
     reader =
         std::make_unique<PairReader>(checkpoint, pairs->max_source_tokens(), scorer->max_tokens());
   } else {
     reader = std::make_unique<TextReader>(checkpoint, scorer->max_tokens());
+    if (manifest.has_end_of_document() && manifest.config().data().restart_at_documents())
+      restart_after = static_cast<std::int32_t>(manifest.end_of_document());
   }
-  std::optional<std::int32_t> restart_after;
-  if (manifest.has_end_of_document() && manifest.config().data().restart_at_documents())
-    restart_after = static_cast<std::int32_t>(manifest.end_of_document());
 
   std::optional<ProgressLines> progress;
   if (speaks) progress.emplace(err);

@@ -14,6 +14,7 @@
 #include <span>
 
 #include "cluster/base/error.h"
+#include "data/batch/padded_texts.h"
 
 namespace birkhoff {
 
@@ -36,25 +37,6 @@ void add_documents(Batch& batch, std::int64_t end_mark) {
   }
   batch.fields.emplace(field::kSegments, segments_BT);
   batch.fields.emplace(field::kPositions, positions_BT);
-}
-
-// Rows of ids, padded with zeros behind them.
-at::Tensor padded(const std::vector<std::span<const std::int32_t>>& rows) {
-  std::size_t longest = 0;
-  for (const auto& row : rows) longest = std::max(longest, row.size());
-  const at::Tensor ids = at::zeros(
-      {static_cast<std::int64_t>(rows.size()), static_cast<std::int64_t>(longest)}, at::kLong);
-  for (std::size_t i = 0; i < rows.size(); ++i) {
-    std::copy(rows[i].begin(), rows[i].end(), ids.mutable_data_ptr<std::int64_t>() + i * longest);
-  }
-  return ids;
-}
-
-at::Tensor lengths_of(const std::vector<std::span<const std::int32_t>>& rows) {
-  const at::Tensor lengths = at::zeros({static_cast<std::int64_t>(rows.size())}, at::kLong);
-  for (std::size_t i = 0; i < rows.size(); ++i)
-    lengths.mutable_data_ptr<std::int64_t>()[i] = std::ssize(rows[i]);
-  return lengths;
 }
 
 // The logarithms [B, T] of the sums of exponentials, in fp64: of few of the N = B T rows at a time.
@@ -87,18 +69,17 @@ std::vector<Likelihood> likelihoods(TokenScorer& model, const std::vector<Scored
     sources.emplace_back(text.source);
   }
   // Padded behind the text, where causal models do not look.
-  const at::Tensor inputs_BT = padded(inputs), targets_BT = padded(targets);
+  const at::Tensor inputs_BT = padded_ids(inputs), targets_BT = padded_ids(targets);
   const std::int64_t longest = inputs_BT.size(1);
   Batch batch;
-  batch.sample_ids_B = at::zeros({inputs_BT.size(0)}, at::kLong);
   if (texts.front().source.empty()) {
     batch.fields.emplace(field::kInputs, inputs_BT);
+    batch.sample_ids_B = at::zeros({inputs_BT.size(0)}, at::kLong);
   } else {
-    batch.fields.emplace(field::kInputs, padded(sources));
-    batch.fields.emplace(field::kLengths, lengths_of(sources));
+    batch = padded_texts(sources);
     batch.fields.emplace(field::kPrevious, inputs_BT);
-    batch.fields.emplace(field::kMask,
-                         at::arange(longest).lt(lengths_of(targets).unsqueeze(1)).to(at::kByte));
+    batch.fields.emplace(
+        field::kMask, at::arange(longest).lt(numbers_of_ids(targets).unsqueeze(1)).to(at::kByte));
   }
   if (restart_after) add_documents(batch, *restart_after);
   const at::Tensor logits_BTV = model.logits(batch.to(model.device()), std::nullopt);
