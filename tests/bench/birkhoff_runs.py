@@ -77,6 +77,14 @@ def train(config, run, settings=(), ranks=None, threads=None, resume=False):
     return metrics(run)
 
 
+def train_resumably(config, folder, name, settings=(), threads=None):
+    """A training run in FOLDER/run-NAME-COMMIT, which an interrupted script continues; with
+    uncommitted changes it starts from scratch. Returns the folder of the run and its metrics."""
+    run = pathlib.Path(folder) / f"run-{name}-{commit()}"
+    return run, train(config, run, [*settings, "watchdog.seconds=600"], threads=threads,
+                      resume=commit() is not None)
+
+
 def commit():
     """The commit of the tree; None with uncommitted changes."""
     name = subprocess.run(["git", "describe", "--always", "--dirty", "--exclude=*"], cwd=ROOT,

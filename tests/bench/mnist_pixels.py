@@ -31,12 +31,10 @@ def result(name, config, steps):
     mechanism = MECHANISMS[name]
     attention = (ROUTING if mechanism is None else
                  f"model.attention.0={{ group {{ mechanism {{ {mechanism} }} }} }}")
-    commit = runs.commit()
-    run = mnist_data.FOLDER / f"run-{name}-{steps}-{commit}"
-    lines = runs.train(config, run, [
+    run, lines = runs.train_resumably(config, mnist_data.FOLDER, f"{name}-{steps}", [
         f"data.corpus={mnist_data.corpus()}", attention, f"train.steps={steps}",
-        "checkpoint.every=100", f"evaluate.every={steps}", "watchdog.seconds=600"
-    ], resume=commit is not None)
+        "checkpoint.every=100", f"evaluate.every={steps}"
+    ])
     evaluated = json.loads(runs.birkhoff("eval", run, "--split", "test", "--json"))
     found = {
         "bits_per_dim": evaluated["bits_per_dim"],

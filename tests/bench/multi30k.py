@@ -70,13 +70,10 @@ def bleu(hypotheses, with_sacrebleu):
 def result(arm, seed, steps, threads, with_sacrebleu):
     """BLEU of the mean of the last checkpoints and of the last one, the loss on the validation
     split, and the minutes of all steps."""
-    commit = runs.commit()
-    run = FOLDER / f"run-{arm}-{seed}-{steps or 'all'}-{commit}"
-    lines = runs.train(
-        runs.ROOT / f"configs/multi30k_{arm}.txtpb", run,
-        [f"data.corpus={corpus()}", f"train.seed={seed}", "watchdog.seconds=600",
-         *([f"train.steps={steps}"] if steps else [])],
-        threads=threads, resume=commit is not None)
+    run, lines = runs.train_resumably(
+        runs.ROOT / f"configs/multi30k_{arm}.txtpb", FOLDER, f"{arm}-{seed}-{steps or 'all'}",
+        [f"data.corpus={corpus()}", f"train.seed={seed}",
+         *([f"train.steps={steps}"] if steps else [])], threads)
     mean = FOLDER / f"{run.name}-mean"
     shutil.rmtree(mean, ignore_errors=True)
     found = {"valid_loss": [line["loss"] for line in lines if "split" in line][-1],

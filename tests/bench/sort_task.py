@@ -49,13 +49,10 @@ def by_length(table):
 
 
 def result(arm, seed, steps, cases, threads):
-    commit = runs.commit()
-    run = FOLDER / f"run-{arm}-{seed}-{steps or 'all'}-{commit}"
-    lines = runs.train(
-        runs.ROOT / f"configs/sort_{arm}_smoke.txtpb", run,
-        [f"data.corpus={corpus(cases)}", f"train.seed={seed}", "watchdog.seconds=600",
-         *([f"train.steps={steps}"] if steps else [])],
-        threads=threads, resume=commit is not None)
+    run, lines = runs.train_resumably(
+        runs.ROOT / f"configs/sort_{arm}_smoke.txtpb", FOLDER, f"{arm}-{seed}-{steps or 'all'}",
+        [f"data.corpus={corpus(cases)}", f"train.seed={seed}",
+         *([f"train.steps={steps}"] if steps else [])], threads)
     table = runs.birkhoff("generate", run, "--split", "test", "--beam", 1, "--batch", 256,
                           "--score", "exact_match", "--max-tokens", 130, threads=threads)
     shutil.rmtree(run)
