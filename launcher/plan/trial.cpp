@@ -109,7 +109,7 @@ configs::Config smaller_config(const configs::Config& config, const configs::Att
 constexpr int kPass = 1, kStep = 2;
 
 // So few ids that the head is small compared with a layer.
-// One for each rank of mesh.tensor at least.
+// At least one for each rank of mesh.tensor, and one in each tail of adaptive softmax.
 std::int64_t few_ids(const configs::Config& config, std::int64_t vocabulary) {
   const auto& cutoff = config.model().adaptive_softmax().cutoff();
   const int last_tail = cutoff.empty() ? 0 : cutoff[cutoff.size() - 1];

@@ -26,8 +26,8 @@ struct Retention {
   Retention(int newest_count, bool best_too = false) : newest(newest_count), best(best_too) {}
 
   int newest;  // number of the newest to keep, at least 1
-  // Also keep, for each evaluated split, number of sequences and stride, the checkpoint with the
-  // lowest held_out_loss (the oldest of equal ones).
+  // Also keep the checkpoint with the lowest held_out_loss (the oldest of equal ones): one for each
+  // evaluated_data() (configs/loader/check.h).
   bool best;
 };
 

@@ -27,8 +27,7 @@ struct GenerateOptions {
 void check_options(const GenerateOptions& options);
 
 // Returns the generated ids, without the prompt and an end mark; calls `take` with each id as soon
-// as it is drawn. An empty prompt needs an end mark.
-// A full cache (Decoder::max_tokens) is rebuilt from the last half window, so each further id sees
+// as it is drawn. An empty prompt needs options.end_mark. A full cache (Decoder::max_tokens) is rebuilt from the last half window, so each further id sees
 // between half a window and a whole one. Of a longer prompt only the last window is read
 // (unread_prompt_ids). Prompt ids are the tokenizer's. Invalid options: Error(kUsage).
 std::vector<std::int32_t> generate(

@@ -1,7 +1,6 @@
 #include "cluster/base/text/utf8.h"
 
 #include <algorithm>
-
 #include <array>
 #include <cstring>
 
