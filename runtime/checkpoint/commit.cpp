@@ -65,8 +65,8 @@ void tidy_checkpoint(const fs::path& folder) {
 }
 
 // The steps whose checkpoints have the lowest loss of an evaluation, as far as manifests can be
-// read: losses of other evaluated_data() are not comparable. Depends only on the files on disk, so a
-// crash loses nothing.
+// read: losses of other evaluated_data() are not comparable. Depends only on the files on disk,
+// so a crash loses nothing.
 std::set<std::int64_t> best_steps(const std::map<std::int64_t, fs::path>& folders) {
   struct Best {
     std::int64_t step;

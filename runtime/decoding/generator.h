@@ -26,10 +26,11 @@ struct GenerateOptions {
 // Invalid options: Error(kUsage), which names the option.
 void check_options(const GenerateOptions& options);
 
-// Returns the generated ids, without the prompt and an end mark; calls `take` with each id as soon
-// as it is drawn. An empty prompt needs options.end_mark. A full cache (Decoder::max_tokens) is rebuilt from the last half window, so each further id sees
-// between half a window and a whole one. Of a longer prompt only the last window is read
-// (unread_prompt_ids). Prompt ids are the tokenizer's. Invalid options: Error(kUsage).
+// Returns the generated ids, without the prompt and an end mark; calls `take` with each id as
+// soon as it is drawn. An empty prompt needs options.end_mark. A full cache (Decoder::max_tokens)
+// is rebuilt from the last half window, so each further id sees between half a window and a whole
+// one. Of a longer prompt only the last window is read (unread_prompt_ids). Prompt ids are the
+// tokenizer's. Invalid options: Error(kUsage).
 std::vector<std::int32_t> generate(
     Decoder& model, const std::vector<std::int32_t>& prompt_ids, const GenerateOptions& options,
     const std::function<void(std::int32_t)>& take = [](std::int32_t) {});
