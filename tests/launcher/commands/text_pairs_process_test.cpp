@@ -22,8 +22,8 @@ using testing::HasSubstr;
 
 const std::string kPairsConfig = BIRKHOFF_SOURCE_DIR "/configs/text_pairs_smoke.txtpb";
 
-// The label is `yes` if both texts are good, which is so in a quarter of the rows. One text does not
-// tell it.
+// The label is `yes` if both texts are good, which is so in a quarter of the rows. One text does
+// not tell it.
 std::string some_pairs(int rows, unsigned seed) {
   static const char* const kGood[] = {"fine", "warm", "bright"};
   static const char* const kBad[] = {"cold", "dull", "grey"};
