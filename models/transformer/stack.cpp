@@ -220,7 +220,7 @@ double Stack::forward_flops(std::int64_t num_tokens, std::int64_t memory_tokens,
                             std::int64_t past_tokens) const {
   double flops = 0;
   for (const TransformerLayer& layer : layers_) {
-    flops += layer.forward_flops(num_tokens, past_tokens, memory_tokens);
+    flops += layer.forward_flops(num_tokens, memory_tokens, past_tokens);
   }
   return flops;
 }

@@ -144,8 +144,8 @@ ResidualStream TransformerLayer::decode_step(State& state, const ResidualStream&
   });
 }
 
-double TransformerLayer::forward_flops(std::int64_t num_tokens, std::int64_t past_tokens,
-                                       std::int64_t memory_tokens) const {
+double TransformerLayer::forward_flops(std::int64_t num_tokens, std::int64_t memory_tokens,
+                                       std::int64_t past_tokens) const {
   return attention_.attention.forward_flops(num_tokens, past_tokens + num_tokens) +
          (cross_attention_ ? cross_attention_->attention.forward_flops(num_tokens, memory_tokens)
                            : 0) +

@@ -63,8 +63,8 @@ class TransformerLayer {
   ResidualStream decode_step(State& state, const ResidualStream& stream,
                              const SequenceContext& context) const;
 
-  double forward_flops(std::int64_t num_tokens, std::int64_t past_tokens,
-                       std::int64_t memory_tokens) const;
+  double forward_flops(std::int64_t num_tokens, std::int64_t memory_tokens,
+                       std::int64_t past_tokens) const;
   // Its self-attention, then its cross-attention if it has one.
   std::vector<const MultiHeadAttention*> attentions() const;
 
