@@ -13,11 +13,11 @@ namespace {
 
 using configs::CorpusManifest;
 
-void append_page_crcs(const void* data, std::int64_t bytes, std::int64_t page_bytes,
-                      std::vector<std::uint32_t>& crcs) {
+void append_page_crcs(const void* data, std::int64_t bytes, std::vector<std::uint32_t>& crcs) {
+  constexpr std::int64_t kPageBytes = shard_format::kPageBytes;
   const auto* begin = static_cast<const char*>(data);
-  for (std::int64_t at = 0; at < bytes; at += page_bytes) {
-    crcs.push_back(crc32c(begin + at, static_cast<std::size_t>(std::min(page_bytes, bytes - at))));
+  for (std::int64_t at = 0; at < bytes; at += kPageBytes) {
+    crcs.push_back(crc32c(begin + at, static_cast<std::size_t>(std::min(kPageBytes, bytes - at))));
   }
 }
 
@@ -95,11 +95,10 @@ CorpusManifest::Shard write_shard(const std::string& folder, const std::string& 
   const auto values_bytes = static_cast<std::int64_t>(values.size());
   const auto documents = ends == nullptr ? 0 : static_cast<std::int64_t>(ends->size());
   CorpusManifest::Shard shard;
-  if (ends == nullptr) shard.set_page_bytes(shard_format::kRecordPageBytes);
-  const std::int64_t page_bytes = shard_format::page_bytes(shard);
+  shard.set_page_bytes(shard_format::kPageBytes);
   std::vector<std::uint32_t> page_crcs;
-  append_page_crcs(values.data(), values_bytes, page_bytes, page_crcs);
-  if (ends != nullptr) append_page_crcs(ends->data(), documents * 8, page_bytes, page_crcs);
+  append_page_crcs(values.data(), values_bytes, page_crcs);
+  if (ends != nullptr) append_page_crcs(ends->data(), documents * 8, page_crcs);
 
   shard.set_file(file);
   shard.set_elements(values_bytes / shard_format::row_bytes(array));

@@ -18,17 +18,16 @@ inline constexpr char kRecordValues[] = "values";  // of a record
 inline constexpr char kDocumentEnds[] = "document_ends";
 inline constexpr char kPageCrcs[] = "page_crcs";
 
-// Values and document ends are checked page by page. Samples of a stream lie side by side, so a
-// page is read for many of them, and the table is 1/16384 of the data. Rows of a record are read in
-// random order: at first a row costs at most a page more at each end, and the table is 1/1024 of
-// the data.
-inline constexpr std::int64_t kStreamPageBytes = 64 << 10, kRecordPageBytes = 4 << 10;
+// Values and document ends are checked page by page. Samples are read in random order: the first
+// read of one costs at most a page more at each end. The table is 1/1024 of the data.
+inline constexpr std::int64_t kPageBytes = 4 << 10;
 // Limits of the manifest's page_bytes, which is a power of two.
 inline constexpr std::int64_t kMinPageBytes = 4 << 10, kMaxPageBytes = 1 << 20;
 
-// Shards from before pages had a size in the manifest have those of a stream.
+// Older manifests do not state the size.
+inline constexpr std::int64_t kOlderPageBytes = 64 << 10;
 inline std::int64_t page_bytes(const configs::CorpusManifest::Shard& shard) {
-  return shard.has_page_bytes() ? shard.page_bytes() : kStreamPageBytes;
+  return shard.has_page_bytes() ? shard.page_bytes() : kOlderPageBytes;
 }
 
 // Valid for any number of bytes up to 2^63 - 1.

@@ -84,8 +84,8 @@ ShardReader::Opened ShardReader::open(const std::string& path, bool is_copy) {
     }
     page_crcs_ = std::move(table);
   }
-  if (is_copy) return {std::move(file), true, std::make_shared<Flags>(page_crcs_.size())};
-  if (!checked_) checked_ = std::make_shared<Flags>(page_crcs_.size());
+  if (is_copy) return {std::move(file), true, std::make_shared<CheckedPages>(page_crcs_.size())};
+  if (!checked_) checked_ = std::make_shared<CheckedPages>(page_crcs_.size());
   return {std::move(file), false, checked_};
 }
 
@@ -121,17 +121,17 @@ void ShardReader::check_page(const Opened& from_file, const Region& region, std:
          "the file",
          from_file.file.path(), page, region.name, page_bytes_ >> 10, region.offset + from);
   }
-  (*from_file.checked)[slot].store(true, std::memory_order_relaxed);
+  from_file.checked->insert(slot);
 }
 
 void ShardReader::read_part(const Opened& from_file, const Region& region, std::int64_t from,
                             std::int64_t bytes, char* out) const {
   const std::int64_t first = from / page_bytes_, last = (from + bytes - 1) / page_bytes_;
-  const auto of_region = from_file.checked->begin() + region.first_page;
-  // Nothing but the flag passes between threads, so its order does not matter.
-  if (std::all_of(of_region + first, of_region + last + 1, [](const std::atomic<bool>& checked) {
-        return checked.load(std::memory_order_relaxed);
-      })) {
+  std::int64_t page = first;
+  while (page <= last &&
+         from_file.checked->contains(static_cast<std::size_t>(region.first_page + page)))
+    ++page;
+  if (page > last) {
     from_file.file.pread_exact(out, static_cast<std::size_t>(bytes), region.offset + from);
     return;
   }
@@ -142,8 +142,9 @@ void ShardReader::read_part(const Opened& from_file, const Region& region, std::
   thread_local std::vector<char> memory;
   if (!is_whole) memory.resize(static_cast<std::size_t>(end - begin));
   char* const pages = is_whole ? out : memory.data();
+  __builtin_prefetch(&page_crcs_[static_cast<std::size_t>(region.first_page + first)]);
   from_file.file.pread_exact(pages, static_cast<std::size_t>(end - begin), region.offset + begin);
-  for (std::int64_t page = first; page <= last; ++page)
+  for (page = first; page <= last; ++page)
     check_page(from_file, region, page, pages + (page * page_bytes_ - begin));
   if (!is_whole) std::memcpy(out, pages + (from - begin), static_cast<std::size_t>(bytes));
 }
@@ -225,6 +226,8 @@ ShardSequence::ShardSequence(const Corpus& corpus, const Array& array, const cha
   for (const auto& shard : array.shard()) {
     shards_.emplace_back((corpus.folder() / shard.file()).string(), shard, element_bytes_, values,
                          elements_, documents_, corpus.staged());
+    begins_.push_back(elements_);
+    first_documents_.push_back(documents_);
     elements_ += shard.elements();
     documents_ += shard.documents();
   }
@@ -238,13 +241,13 @@ ShardSequence::ShardSequence(const Corpus& corpus, const configs::CorpusManifest
     : ShardSequence(corpus, record, shard_format::kRecordValues) {}
 
 std::size_t ShardSequence::shard_of(std::int64_t element) const {
-  const auto next = std::ranges::upper_bound(shards_, element, {}, &ShardReader::begin);
-  return static_cast<std::size_t>(next - shards_.begin()) - 1;
+  const auto next = std::ranges::upper_bound(begins_, element);
+  return static_cast<std::size_t>(next - begins_.begin()) - 1;
 }
 
 std::size_t ShardSequence::shard_of_document(std::int64_t document) const {
-  const auto next = std::ranges::upper_bound(shards_, document, {}, &ShardReader::first_document);
-  return static_cast<std::size_t>(next - shards_.begin()) - 1;
+  const auto next = std::ranges::upper_bound(first_documents_, document);
+  return static_cast<std::size_t>(next - first_documents_.begin()) - 1;
 }
 
 ShardReader& ShardSequence::for_reading(std::size_t shard) {

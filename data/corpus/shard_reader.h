@@ -1,8 +1,8 @@
 // Readers of streams' elements and records' rows by byte offset, with pread instead of the HDF5
 // library. Each page is checked against its CRC32C the first time it is read: a read takes the
 // pages that hold its bytes, at most one page more at each end. A shard's page table is read as a
-// whole when the shard is first opened: it has a checksum of its own, and is 1/1024 of a record and
-// 1/16384 of a stream. Several threads may read at once.
+// whole when the shard is first opened: it has a checksum of its own, and is 1/1024 of the data.
+// Several threads may read at once.
 #pragma once
 
 #include <atomic>
@@ -30,9 +30,7 @@ class ShardReader {
               std::int64_t element_bytes, const char* values, std::int64_t begin,
               std::int64_t first_document, std::shared_ptr<const StagedShards> staged);
 
-  std::int64_t begin() const { return begin_; }
   std::int64_t end() const { return begin_ + shard_.elements(); }
-  std::int64_t first_document() const { return first_document_; }
   // Copies elements [from, from + count), all within this shard. Damaged pages: Error(kData).
   void read_bytes(std::int64_t from, std::int64_t count, char* out);
   // Asks the system to read the pages of these elements in the background.
@@ -54,11 +52,25 @@ class ShardReader {
     const char* name;
     std::int64_t offset, bytes, first_page;
   };
-  using Flags = std::vector<std::atomic<bool>>;  // of pages
+  // Which pages are checked, a bit each, so that those of a large corpus stay in the CPU's caches.
+  // Only the bit passes between threads, so its order does not matter.
+  class CheckedPages {
+   public:
+    explicit CheckedPages(std::size_t pages) : words_((pages + 63) / 64) {}
+    bool contains(std::size_t page) const {
+      return (words_[page / 64].load(std::memory_order_relaxed) >> page % 64 & 1) != 0;
+    }
+    void insert(std::size_t page) {
+      words_[page / 64].fetch_or(std::uint64_t{1} << page % 64, std::memory_order_relaxed);
+    }
+
+   private:
+    std::vector<std::atomic<std::uint64_t>> words_;
+  };
   struct Opened {
     File file;
     bool is_copy;
-    std::shared_ptr<Flags> checked;  // pages of this file
+    std::shared_ptr<CheckedPages> checked;  // pages of this file
   };
   // Reads the page table, if that was not done. Call with mutex_.
   Opened open(const std::string& path, bool is_copy);
@@ -80,7 +92,7 @@ class ShardReader {
   StagedShard* copy_;                           // null: there is none
   std::mutex mutex_;                            // guards the rest
   std::shared_ptr<const Opened> file_;          // null: closed
-  std::shared_ptr<Flags> checked_;              // of the corpus's file; null until the first open
+  std::shared_ptr<CheckedPages> checked_;       // of the corpus's file; null until the first open
   std::vector<std::uint32_t> page_crcs_;        // empty until the first open
 };
 
@@ -120,6 +132,8 @@ class ShardSequence {
   ShardReader& for_reading(std::size_t shard);
 
   std::deque<ShardReader> shards_;
+  // The first element and document of each shard, where a search finds them in the CPU's cache.
+  std::vector<std::int64_t> begins_, first_documents_;
   std::int64_t element_bytes_;
   std::int64_t elements_ = 0, documents_ = 0;
   std::mutex mutex_;  // guards the rest

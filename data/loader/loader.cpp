@@ -1,6 +1,7 @@
 #include "data/loader/loader.h"
 
 #include <sched.h>
+#include <sys/resource.h>
 
 #include <algorithm>
 #include <chrono>
@@ -22,12 +23,19 @@
 namespace birkhoff {
 namespace {
 
-// A row that takes longer was not in the page cache, although it was announced. From then on all
-// rows are announced before they are read; if they are fast, announcing has made them so. Without
-// such a row only the first are: announcing a row that is in the page cache costs a tenth of
-// reading it.
+// If rows take longer and the thread waited in between, they were not in the page cache, although
+// they were announced. From then on all rows are announced before they are read; if they are fast,
+// announcing has made them so. Otherwise only the first are: announcing a row that is in the page
+// cache costs a tenth of reading it. A thread that lost its CPU to another did not wait.
 constexpr std::chrono::microseconds kSlowRow{50};
 constexpr std::int64_t kRowsAhead = 512;
+
+// How often this thread has waited for something, such as a disk.
+long num_waits() {
+  rusage usage{};
+  getrusage(RUSAGE_THREAD, &usage);
+  return usage.ru_nvcsw;
+}
 
 // Reuses the memory of batches that their users have released. Fresh memory costs more time than
 // filling it, because the system zeroes each of its pages.
@@ -213,13 +221,13 @@ class TrainLoader::Impl : public std::enable_shared_from_this<TrainLoader::Impl>
       found->num_threads = 1;  // it is not done
       queue_.push_back(found);
       planning_ = true;
-      const bool found_slow_row = found_slow_row_;
+      const bool found_slow_rows = found_slow_rows_;
       PlannedBatch planned;
       Batch batch;
       std::exception_ptr error;
       lock.unlock();  // a plan may read lengths, and next() must be able to give up meanwhile
       try {
-        part.announced = rows_to_announce(found_slow_row);
+        part.announced = rows_to_announce(found_slow_rows);
         planned = plan_->at(consumed_);
         const auto num_rows = static_cast<std::int64_t>(planned.rows.size());
         batch = pool_.get(num_rows, [&] { return source_->make_batch(num_rows); });
@@ -255,10 +263,10 @@ class TrainLoader::Impl : public std::enable_shared_from_this<TrainLoader::Impl>
 
   // Rows of the next batches, about kRowsAhead of them in all, that were not announced yet. For the
   // thread that plans.
-  std::vector<SampleSource::Row> rows_to_announce(bool found_slow_row) {
+  std::vector<SampleSource::Row> rows_to_announce(bool found_slow_rows) {
     std::vector<SampleSource::Row> rows;
     if (source_->lengths_vary()) return rows;  // such sources announce nothing
-    if (announced_ > 0 && !found_slow_row) return rows;
+    if (announced_ > 0 && !found_slow_rows) return rows;
     announced_ = std::max(announced_, consumed_);
     while (announced_ < consumed_ + kRowsAhead * options_.batches.size) {
       const PlannedBatch planned = plan_->at(announced_);
@@ -271,24 +279,25 @@ class TrainLoader::Impl : public std::enable_shared_from_this<TrainLoader::Impl>
   void fill(const Part& part) {
     Filling& of = *part.of;
     using Clock = std::chrono::steady_clock;
-    Clock::duration lasted{};
+    bool is_slow = false;
     try {
       if (!part.announced.empty()) source_->will_fill(part.announced);
       const auto start = Clock::now();
+      const long waits = num_waits();
       if (part.rows.size() == of.num_rows()) {
         source_->fill(of.batch, of.rows);
       } else {
         Batch rows = of.batch.narrow(part.rows.begin, part.rows.end);
         source_->fill(rows, {of.rows.begin() + part.rows.begin, of.rows.begin() + part.rows.end});
       }
-      lasted = Clock::now() - start;
+      is_slow = Clock::now() - start > kSlowRow * part.rows.size() && num_waits() > waits;
     } catch (...) {
       const std::lock_guard lock(mutex_);
       stop_at(of, std::current_exception());
     }
     const std::lock_guard lock(mutex_);
     --of.num_threads;
-    found_slow_row_ |= lasted > kSlowRow * part.rows.size();
+    found_slow_rows_ |= is_slow;
   }
 
   // The error ends the loader: batches before this one are still valid. Call with mutex_.
@@ -315,7 +324,7 @@ class TrainLoader::Impl : public std::enable_shared_from_this<TrainLoader::Impl>
   // Guarded by mutex_.
   std::mutex mutex_;
   bool planning_ = false;  // a thread plans the next batch
-  bool found_slow_row_ = false;
+  bool found_slow_rows_ = false;
   std::condition_variable taken_;  // a batch was taken, or stop_ was set
   std::deque<std::shared_ptr<Filling>> queue_;
   bool stop_ = false;

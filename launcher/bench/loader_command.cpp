@@ -48,6 +48,11 @@ constexpr std::uint64_t kSeed = 1;
 
 struct Seconds {
   double wall = 0, here = 0, elsewhere = 0;  // CPU time of this thread, of all other threads
+  void add(const Seconds& more) {
+    wall += more.wall;
+    here += more.here;
+    elsewhere += more.elsewhere;
+  }
 };
 
 Seconds timed(const std::function<void()>& work) {
@@ -130,6 +135,10 @@ class Readers {
 
   struct Round {
     Seconds plain, loader;
+    void add(const Round& more) {
+      plain.add(more.plain);
+      loader.add(more.loader);
+    }
   };
   // before: called before each of the two, outside the time.
   Round measure(std::int64_t batches, bool plain_first, const std::function<void()>& before = {}) {
@@ -198,7 +207,8 @@ std::string speed_rows(const std::vector<Readers::Round>& rounds, const std::str
                     figure(median(cpu_ratio))});
 }
 
-// From the page cache: an epoch whose pages are not checked yet, then rounds of checked pages.
+// From the page cache: an epoch whose pages are not checked yet, an epoch of checked pages, then
+// rounds of them.
 void measure_warm(const MeasuredSamples& samples, int rounds, std::ostream& out) {
   const std::int64_t epoch = std::max<std::int64_t>(1, samples.num_samples / kBatch);
   const std::int64_t batches =
@@ -206,17 +216,27 @@ void measure_warm(const MeasuredSamples& samples, int rounds, std::ostream& out)
   Readers readers(samples);
   readers.check(epoch + 1);  // the last batch spans two epochs
   readers.restart();
-  const std::vector<Readers::Round> first = {readers.measure(epoch, /*plain_first=*/true)};
+  const auto measure_epoch = [&] {
+    Readers::Round whole;
+    const std::int64_t parts = std::clamp<std::int64_t>(epoch / batches, 1, 16);
+    for (std::int64_t i = 0; i < parts; ++i) {
+      const std::int64_t part = epoch * (i + 1) / parts - epoch * i / parts;
+      whole.add(readers.measure(part, /*plain_first=*/i % 2 == 0));
+    }
+    return whole;
+  };
+  const Readers::Round first = measure_epoch(), second = measure_epoch();
   std::vector<Readers::Round> later;
   for (int i = 0; i < rounds; ++i)
     later.push_back(readers.measure(batches, /*plain_first=*/i % 2 == 0));
   out << fmt::format(
              "\nEvery sample of an epoch matched the files. {} samples, {}, batches of {}, from the "
-             "page cache: an epoch that checks every page, then medians of {} interleaved rounds of "
-             "{} batches; ratio: speed of the loader over the loop's.\n\n",
+             "page cache: an epoch that checks every page, the next epoch, then medians of {} "
+             "interleaved rounds of {} batches; ratio: speed of the loader over the loop's.\n\n",
              samples.num_samples, samples.what, kBatch, rounds, batches)
       << table_head({"", "samples/s", "MB/s", "us of CPU per sample"})
-      << speed_rows(first, ", first epoch", epoch, samples.bytes())
+      << speed_rows({first}, ", first epoch", epoch, samples.bytes())
+      << speed_rows({second}, ", second epoch", epoch, samples.bytes())
       << speed_rows(later, "", batches, samples.bytes());
 }
 
@@ -272,7 +292,7 @@ double first_batch_seconds(const fs::path& folder, const BenchLoaderArguments& a
 // Makes a corpus of zeros that takes no disk space.
 void make_sparse_corpus(const fs::path& folder) {
   const std::int64_t elements = kManyTokens / kManyShards, bytes = 2 * elements;
-  constexpr std::int64_t kPageBytes = shard_format::kStreamPageBytes;
+  constexpr std::int64_t kPageBytes = shard_format::kPageBytes;
   const std::int64_t pages = shard_format::num_pages(bytes, kPageBytes);
   const std::vector<char> page(kPageBytes);
   const std::int64_t last_bytes = bytes - (pages - 1) * kPageBytes;
@@ -311,6 +331,7 @@ void make_sparse_corpus(const fs::path& folder) {
     shard.set_values_bytes(bytes);
     shard.set_documents_offset(bytes);
     shard.set_documents_bytes(0);
+    shard.set_page_bytes(kPageBytes);
     shard.set_page_crcs_offset(bytes);
     shard.set_page_crcs_bytes(static_cast<std::int64_t>(table_bytes));
     shard.set_page_crcs_crc(crc32c(table.data(), table_bytes));

@@ -71,7 +71,7 @@ TEST(Prepare, MemoryDoesNotGrowWithTheRows) {
   TemporaryFolder folder;
   std::string rows;
   for (int i = 0; i < 40000; ++i) rows += fmt::format("row {} of many\tlabel {}\n", i, i % 7);
-  for (const auto& [name, repeats] : std::map<std::string, int>{{"small", 3}, {"large", 36}}) {
+  for (const auto& [name, repeats] : std::map<std::string, int>{{"small", 8}, {"large", 41}}) {
     File table = File::create(folder / name);
     for (int i = 0; i < repeats; ++i) table.write_all(rows);
     table.close();
@@ -98,7 +98,7 @@ TEST(Prepare, MemoryDoesNotGrowWithThePairs) {
     for (int i = 0; i < repeats; ++i) file.write_all(lines);
     file.close();
   };
-  for (const auto& [name, repeats] : std::map<std::string, int>{{"small", 3}, {"large", 24}}) {
+  for (const auto& [name, repeats] : std::map<std::string, int>{{"small", 8}, {"large", 40}}) {
     write(name + ".source", "source", repeats);
     write(name + ".target", "target", repeats);
   }

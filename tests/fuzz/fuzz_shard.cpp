@@ -168,6 +168,7 @@ void fuzz_shard(std::string_view input) {
   for (int i = 0; i < num_shards; ++i) {
     auto& shard = *stream.add_shard();
     shard.set_file(fmt::format("{}.h5", i));
+    shard.set_page_bytes(shard_format::kPageBytes);
     write_input(folder, shard.file(), make_shard(reader, stream, 0, shard));
     elements += static_cast<std::uint64_t>(shard.elements());
     documents += static_cast<std::uint64_t>(shard.documents());
@@ -196,7 +197,7 @@ void fuzz_shard(std::string_view input) {
     record.set_rows(stream.documents());
     auto& shard = *record.add_shard();
     shard.set_file("image.h5");
-    if (kind < 128) shard.set_page_bytes(shard_format::kRecordPageBytes);
+    if (kind < 128) shard.set_page_bytes(shard_format::kPageBytes);
     write_input(folder, shard.file(), make_shard(reader, record, record.rows(), shard));
   }
   write_input(folder, kCorpusManifestName, manifest_json(manifest));

@@ -22,7 +22,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 ELEMENT_BYTES = {"F64": 8, "I64": 8, "F32": 4, "BF16": 2, "U8": 1}
 CORPUS_TYPES = {"u8": "<u1", "u16": "<u2", "i32": "<i4", "f32": "<f4"}
-STREAM_PAGE_BYTES = 64 << 10
+OLDER_PAGE_BYTES = 64 << 10
 
 
 def check(good, what):
@@ -120,7 +120,7 @@ def read_values(path, file, name, array, shard):
     check(values.shape[0] == int(shard["elements"]), f"{path}: {values.shape[0]} elements")
     check(values.id.get_offset() == int(shard["values_offset"]), f"{path}: values_offset")
     content = values[:].tobytes()
-    page_bytes = int(shard.get("page_bytes", STREAM_PAGE_BYTES))
+    page_bytes = int(shard.get("page_bytes", OLDER_PAGE_BYTES))
     for page in sorted({0, (len(content) - 1) // page_bytes}):
         part = content[page * page_bytes:(page + 1) * page_bytes]
         check(crc32c(part) == int(pages[page]), f"{path}: CRC32C of page {page}")

@@ -100,9 +100,12 @@ std::vector<pid_t> processes_of(const fs::path& run, const std::string& command)
     if (name.find_first_not_of("0123456789") != std::string::npos) continue;
     const pid_t pid = std::stoi(name);
     const std::string arguments = arguments_of(pid);
-    if (holds_argument(arguments, run.string()) && holds_argument(arguments, command) &&
-        !is_zombie(pid))
-      found.push_back(pid);
+    if (!holds_argument(arguments, run.string()) || !holds_argument(arguments, command)) continue;
+    // Other tests run at the same time, with runs of this name in working directories of their own.
+    std::error_code gone;
+    const fs::path directory = fs::read_symlink(entry.path() / "cwd", gone);
+    if (run.is_relative() && directory != fs::current_path()) continue;
+    if (!is_zombie(pid)) found.push_back(pid);
   }
   return found;
 }

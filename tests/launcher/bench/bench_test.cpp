@@ -344,7 +344,7 @@ TEST_F(BenchProcess, LoaderOfRecords) {
     EXPECT_THAT(report,
                 HasSubstr(options == " --record label" ? "rows of 'label', u16 []"
                                                        : "rows of 'image', u8 [64, 64, 3]"));
-    EXPECT_EQ(rows_of(report).size(), options == " --cold" ? 3u : 6u) << report;
+    EXPECT_EQ(rows_of(report).size(), options == " --cold" ? 3u : 9u) << report;
     expect_speeds(rows_of(report));
   }
 }
@@ -358,10 +358,10 @@ TEST_F(BenchProcess, LoaderWithACorpusAndWithout) {
     const std::string report = bench(std::string("bench loader --rounds 1") + corpus);
     const auto rows = rows_of(report);
     const bool cold = report.find("--cold") != std::string::npos;
-    ASSERT_EQ(rows.size(), cold ? 3u : corpus[0] == '\0' ? 10u : 6u) << report;
+    ASSERT_EQ(rows.size(), cold ? 3u : corpus[0] == '\0' ? 13u : 9u) << report;
     expect_speeds(rows);
     EXPECT_EQ(rows[1][0], cold ? "TrainLoader" : "TrainLoader, first epoch");
-    EXPECT_EQ(rows[cold ? 2 : 5][0], "ratio");
+    EXPECT_EQ(rows[cold ? 2 : 8][0], "ratio");
     EXPECT_GT(number_after(report, "First batch: "), 0) << report;
     for (const auto& entry : fs::directory_iterator(path(""))) {
       EXPECT_EQ(entry.path().filename().string().rfind("birkhoff_bench_", 0), std::string::npos)

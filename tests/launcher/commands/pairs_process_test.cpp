@@ -84,12 +84,9 @@ TEST_F(PairsProcess, AKilledRunEndsWithTheSameBitsOnAnyNumberOfRanks) {
   const auto tensors = final_tensors("whole1");
   EXPECT_FALSE(tensors.empty());
   EXPECT_TRUE(final_tensors("whole3") == tensors);
-  {
-    Child child(train("moved", 3));
-    ASSERT_TRUE(wait_for_step(child, "moved", 12));
-    signal_rank("moved", 1, SIGKILL);
-    EXPECT_NE(child.finish().code, 0);
-  }
+  EXPECT_NE(interrupt_at_step(train("moved", 3), "moved", 12,
+                              [](Child&) { signal_rank("moved", 1, SIGKILL); }),
+            0);
   const Finished moved = run_child(train("moved", 2));
   ASSERT_EQ(moved.code, 0) << moved.err;
   EXPECT_TRUE(final_tensors("moved") == tensors);
