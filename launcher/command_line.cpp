@@ -200,6 +200,9 @@ void CommandLine::add_eval() {
       ->excludes(split);
   add_number(c, "--sequences", eval_.sequences, 0, 1'000'000'000'000,
              "number of sequences to read, from the start of the split or text; 0 = all");
+  c->add_option("--documents", eval_.documents,
+                "also write a JSON object with the loss of each document to this file")
+      ->type_name("FILE");
   add_device(c, eval_.device);
   add_settings(c, eval_.settings);
   add_number(c, "--ranks", eval_.ranks, 1, 4096,

@@ -97,7 +97,8 @@ int doctor_command(const DoctorArguments& arguments, std::ostream& out, std::ost
 struct EvalArguments {
   std::string path, corpus, split = "valid", device = "cpu";
   std::int64_t sequences = 0;  // from the start of the split; 0: all
-  std::string text;  // file to evaluate on, "-": standard input; empty: a split of a corpus
+  std::string text;       // file to evaluate on, "-": standard input; empty: a split of a corpus
+  std::string documents;  // file to write with the loss of each document; empty: none
   std::vector<std::string> settings;  // path=value, of evaluation-time fields
   std::optional<int> ranks;           // to start here; not set: those that a launcher started
   bool json = false;
@@ -128,6 +129,7 @@ struct GenerateArguments {
   // Instead of an input: a split of a corpus of pairs (empty: the one that the model was trained
   // on), and the score to print: "bleu" or "exact_match"; empty: none.
   std::string split, corpus, score, tokenize = "13a";
+  bool teacher_forced = false;  // of exact_match: each id after the true ones before it
   std::int64_t beam = 4;
   double length_penalty = 0.6, length_offset = 5;
   std::optional<double> temperature;  // set: sample instead of searching

@@ -163,6 +163,8 @@ LossSums OutputLayer::adaptive_loss(const at::Tensor& x_NC, const at::Tensor& ta
             .sums;
     sums.loss = sums.loss + of_tail.loss;
     sums.nats = sums.nats + of_tail.nats;
+    if (!c10::GradMode::is_enabled())
+      sums.nats_N = sums.nats_N.index_add(0, position_n, of_tail.nats_N);
   }
   return sums;
 }
@@ -192,12 +194,13 @@ OutputLayer::Loss OutputLayer::divided_loss(const at::Tensor& x_BTC, const Token
                    mask_1N = mask_BT.reshape({1, num_tokens});
   const std::int64_t rows = std::max<std::int64_t>(1, kMaxLogits / ids);
   Loss total;
-  std::vector<at::Tensor> correct_1n;
+  std::vector<at::Tensor> correct_1n, nats_n;
   for (std::int64_t begin = 0; begin < num_tokens; begin += rows) {
     const std::int64_t count = std::min(rows, num_tokens - begin);
     const Loss part = loss_of(part_of_logits(x_1NC.narrow(1, begin, count), {}),
                               targets_1N.narrow(1, begin, count), mask_1N.narrow(1, begin, count));
     correct_1n.push_back(part.correct_BT);
+    nats_n.push_back(part.sums.nats_N);
     if (begin == 0) {
       total.sums = part.sums;
       continue;
@@ -206,6 +209,7 @@ OutputLayer::Loss OutputLayer::divided_loss(const at::Tensor& x_BTC, const Token
     total.sums.nats = total.sums.nats + part.sums.nats;
     total.sums.count = total.sums.count + part.sums.count;
   }
+  total.sums.nats_N = at::cat(nats_n);
   if (with_correct) total.correct_BT = at::cat(correct_1n, 1).view(targets_BT.sizes());
   return total;
 }

@@ -27,12 +27,33 @@ void add_predictions(const Batch& batch, const LossSums& sums, ConfusionMatrix& 
   for (std::int64_t i = 0; i < batch.size(); ++i) confusion.add(labels[i], predicted[i]);
 }
 
+// The sums of DocumentSums, the nats as multiples of 1 / kUnitsPerNat.
+struct DocumentCounts {
+  static constexpr double kUnitsPerNat = 4294967296.0;
+  std::vector<std::int64_t> targets, units;
+
+  void add(const Batch& batch, const LossSums& sums) {
+    const at::Tensor documents_BT = batch.at(field::kDocuments).contiguous(),
+                     mask_BT = batch.at(field::kMask).contiguous(),
+                     nats_N = sums.nats_N.to(at::kCPU, at::kDouble);
+    const auto* documents = documents_BT.const_data_ptr<std::int64_t>();
+    const auto* mask = mask_BT.const_data_ptr<std::uint8_t>();
+    const auto* nats = nats_N.const_data_ptr<double>();
+    for (std::int64_t i = 0; i < nats_N.numel(); ++i) {
+      if (mask[i] == 0) continue;
+      const auto document = static_cast<std::size_t>(documents[i]);
+      ++targets.at(document);
+      units[document] += std::llround(nats[i] * kUnitsPerNat);
+    }
+  }
+};
+
 // Integers, so the sums over ranks are exact. Collective.
-void add_up(ProcessGroup& group, std::vector<std::int64_t>& counts) {
+void add_up(ProcessGroup& group, std::vector<std::int64_t>& counts, const char* what) {
   const at::Tensor of_rank =
       at::from_blob(counts.data(), {static_cast<std::int64_t>(counts.size())}, at::kLong);
   const at::Tensor all = of_rank.to(group.device(), /*non_blocking=*/false, /*copy=*/true);
-  group.all_reduce(all, ReduceOp::kSum, "confusion matrix");
+  group.all_reduce(all, ReduceOp::kSum, what);
   of_rank.copy_(all);
 }
 
@@ -70,6 +91,11 @@ std::optional<Evaluation> Evaluator::run(const std::function<bool()>& stops) {
   at::Tensor sums = at::zeros({num_batches, num_columns}, at::kDouble);
   std::optional<ConfusionMatrix> confusion;
   if (plan_.targets && plan_.targets->classes() > 0) confusion.emplace(plan_.targets->classes());
+  std::optional<DocumentCounts> documents;
+  if (const auto count = static_cast<std::size_t>(plan_.num_documents); count > 0) {
+    documents = {.targets = std::vector<std::int64_t>(count),
+                 .units = std::vector<std::int64_t>(count)};
+  }
   const auto read = [&](std::int64_t j) {
     const std::int64_t begin = j * plan_.micro_batch;
     const std::int64_t end = std::min(begin + plan_.micro_batch, plan_.num_sequences);
@@ -89,6 +115,8 @@ std::optional<Evaluation> Evaluator::run(const std::function<bool()>& stops) {
     const Batch batch = read(j);
     const LossSums loss_sums = loss_sums_of(batch);
     if (confusion) add_predictions(batch, loss_sums, *confusion);
+    // In lanes all ranks compute the same.
+    if (documents && (!plan_.in_lanes || group_.rank() == 0)) documents->add(batch, loss_sums);
     double* row = sums.mutable_data_ptr<double>() + j * num_columns;
     row[kNats] = loss_sums.nats.item<double>();
     row[kCount] = loss_sums.count.item<double>();
@@ -130,18 +158,30 @@ std::optional<Evaluation> Evaluator::run(const std::function<bool()>& stops) {
   }
   result.figures = figures_.values(totals.data() + kFigures, count);
   if (confusion) {
-    add_up(group_, confusion->counts());
+    add_up(group_, confusion->counts(), "confusion matrix");
     const double macro_f1 = confusion->macro_f1();
     result.task.figures.push_back(
         {"macro_f1", macro_f1, fmt::format("macro F1 {}", fixed_text(macro_f1, 4))});
     result.confusion = std::move(confusion);
   }
+  if (documents) {
+    add_up(group_, documents->targets, "targets of documents");
+    add_up(group_, documents->units, "losses of documents");
+    result.documents.emplace();
+    result.documents->targets = std::move(documents->targets);
+    for (const std::int64_t units : documents->units)
+      result.documents->nats.push_back(static_cast<double>(units) / DocumentCounts::kUnitsPerNat);
+  }
   return result;
 }
 
 std::unique_ptr<Evaluator> make_evaluator(const Task& task, const configs::Evaluate& what,
-                                          const Corpus& corpus, Model& model, ProcessGroup& group) {
-  const std::shared_ptr<SampleSource> source = task.evaluation_source(corpus, what.split());
+                                          const Corpus& corpus, Model& model, ProcessGroup& group,
+                                          bool by_document) {
+  const std::shared_ptr<SampleSource> source =
+      by_document ? task.source_with_documents(corpus, what.split())
+                  : task.evaluation_source(corpus, what.split());
+  require(source != nullptr, "targets of documents");
   EvaluationPlan plan;
   plan.split = what.split();
   plan.micro_batch = what.micro_batch();
@@ -150,6 +190,7 @@ std::unique_ptr<Evaluator> make_evaluator(const Task& task, const configs::Evalu
   plan.targets = task.evaluation_targets(corpus, plan.split, plan.num_sequences);
   if (plan.targets->count() == 0) return nullptr;
   plan.in_lanes = !model.past_shape().empty();
+  if (by_document) plan.num_documents = corpus.split(plan.split).counts().documents();
   if (!plan.in_lanes) {
     return std::make_unique<Evaluator>(model, group, std::move(plan),
                                        [source](std::int64_t begin, std::int64_t end) {

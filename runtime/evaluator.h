@@ -11,6 +11,8 @@
 // number of threads. Compare bits only at equal threads per rank.
 //
 // Classifiers: the loss has no class weights, and the confusion matrix is a sum of integers.
+//
+// The nats of a document are added as whole multiples of 2^-32, so their order does not matter.
 #pragma once
 
 #include <cstdint>
@@ -44,6 +46,8 @@ struct EvaluationPlan {
   std::int64_t all_sequences = 0;            // sequences in the split
   // Each sequence continues the one at the same position of the micro-batch before it.
   bool in_lanes = false;
+  // Also adds up the losses of this many documents; batches then have field::kDocuments.
+  std::int64_t num_documents = 0;
 
   // Which figures cannot be computed, and why, in one line; empty: all can.
   std::string withheld() const;
@@ -75,9 +79,11 @@ class Evaluator {
 
 // Evaluates a model of the task as `what` says (the configuration's, or the settings that a user
 // passes instead). Null if there is no target: each document is one token, which no token of its
-// own document predicts. Model and group must outlive the evaluator. Error(kData) if the corpus
-// lacks what the task reads in that split.
+// own document predicts. Model and group must outlive the evaluator. by_document: also computes
+// Evaluation::documents, for a task whose targets are tokens of documents. Error(kData) if the
+// corpus lacks what the task reads in that split.
 std::unique_ptr<Evaluator> make_evaluator(const Task& task, const configs::Evaluate& what,
-                                          const Corpus& corpus, Model& model, ProcessGroup& group);
+                                          const Corpus& corpus, Model& model, ProcessGroup& group,
+                                          bool by_document = false);
 
 }  // namespace birkhoff

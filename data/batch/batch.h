@@ -5,7 +5,8 @@
 // Language models have inputs_BT and targets_BT (int64 token ids; rows of the same memory, one
 // token apart, so not contiguous), mask_BT (u8, 1 where the target counts) and, with
 // data.restart_at_documents, segments_BT (int32, which increases by one at each document boundary)
-// and positions_BT (int64).
+// and positions_BT (int64). An evaluation may ask for documents_BT (int64): the number of the
+// document that holds each target.
 //
 // With model.memory they also have past (in the dtype of the parameters [B, layers, M, channels]):
 // the inputs of the layers at the M tokens before the sequence; none at the start of a text. It
@@ -58,6 +59,7 @@ inline constexpr std::string_view kTargets = "targets";
 inline constexpr std::string_view kMask = "mask";
 inline constexpr std::string_view kSegments = "segments";
 inline constexpr std::string_view kPositions = "positions";
+inline constexpr std::string_view kDocuments = "documents";
 inline constexpr std::string_view kPast = "past";
 inline constexpr std::string_view kLengths = "lengths";
 inline constexpr std::string_view kLabels = "labels";

@@ -201,19 +201,23 @@ std::uint64_t ShardReader::document_end(std::int64_t document) {
   return end;
 }
 
-void ShardReader::append_document_ends(std::int64_t from, std::int64_t to,
-                                       std::vector<std::int64_t>& out) {
-  const std::int64_t past = first_document_ + shard_.documents();
-  std::int64_t document = first_document_;  // the first that ends behind `from`
-  for (std::int64_t high = past; document < high;) {
+std::int64_t ShardReader::document_behind(std::int64_t element) {
+  std::int64_t document = first_document_;
+  for (std::int64_t high = document + shard_.documents(); document < high;) {
     const std::int64_t middle = document + (high - document) / 2;
-    if (document_end(middle) <= static_cast<std::uint64_t>(from)) {
+    if (document_end(middle) <= static_cast<std::uint64_t>(element)) {
       document = middle + 1;
     } else {
       high = middle;
     }
   }
-  for (; document < past; ++document) {
+  return document;
+}
+
+void ShardReader::append_document_ends(std::int64_t from, std::int64_t to,
+                                       std::vector<std::int64_t>& out) {
+  const std::int64_t past = first_document_ + shard_.documents();
+  for (std::int64_t document = document_behind(from); document < past; ++document) {
     const std::uint64_t end = document_end(document);
     if (end > static_cast<std::uint64_t>(to)) return;
     out.push_back(static_cast<std::int64_t>(end));
@@ -315,6 +319,10 @@ std::vector<std::int64_t> ShardSequence::document_ends(std::int64_t from, std::i
 
 std::uint64_t ShardSequence::document_end(std::int64_t document) {
   return for_reading(shard_of_document(document)).document_end(document);
+}
+
+std::int64_t ShardSequence::document_of(std::int64_t element) {
+  return for_reading(shard_of(element)).document_behind(element);
 }
 
 StreamReader::StreamReader(const Corpus& corpus, const std::string& split,

@@ -40,6 +40,9 @@ class ShardReader {
   std::uint64_t read(std::int64_t from, std::int64_t count, std::int64_t* out);
   // Appends the document ends e in this shard with from < e <= to.
   void append_document_ends(std::int64_t from, std::int64_t to, std::vector<std::int64_t>& out);
+  // The first document that ends in this shard behind an element; one more than the last if none
+  // does.
+  std::int64_t document_behind(std::int64_t element);
   // The end of a document that ends in this shard, by its number in the stream. Not validated.
   std::uint64_t document_end(std::int64_t document);
   // Closes the file, once no read uses it; the next read opens it again. Checked pages stay
@@ -114,6 +117,8 @@ class ShardSequence {
   std::vector<std::int64_t> document_ends(std::int64_t from, std::int64_t to);
   // The end of a document, by its number. Not validated.
   std::uint64_t document_end(std::int64_t document);
+  // The number of the document that holds an element.
+  std::int64_t document_of(std::int64_t element);
   // The file that holds an element, or the end of a document.
   const std::string& file_of(std::int64_t element) const;
   const std::string& file_of_document(std::int64_t document) const;
@@ -158,6 +163,8 @@ class StreamReader {
   // ends, so memory does not depend on the number of documents. Error(kData) if they are not in
   // order.
   std::pair<std::int64_t, std::int64_t> document(std::int64_t i);
+  // The number of the document that holds a token.
+  std::int64_t document_of(std::int64_t token) { return shards_.document_of(token); }
 
  private:
   ShardSequence shards_;

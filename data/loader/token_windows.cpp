@@ -28,12 +28,14 @@ class TokenWindows : public SampleSource {
   TokenWindows(const Corpus& corpus, const WindowOptions& options, bool training)
       : reader_(corpus, options.split, options.stream),
         restart_(options.restart_at_documents),
+        with_documents_(options.with_documents),
         has_end_mark_(corpus.manifest().tokenizer().has_end_of_document()),
         length_(options.sequence_length),
         step_(training ? options.sequence_length : options.step()),
         shifts_(training && options.shift_windows),
         seed_(options.seed) {
     require(length_ >= 1 && step_ >= 1 && step_ <= length_, "sequence length and stride");
+    require(!training || !with_documents_, "documents of evaluation windows");
     const std::int64_t targets = reader_.elements() - 1;
     const std::int64_t after_first = std::max<std::int64_t>(targets - length_, 0);
     num_samples_ = training ? training_samples(reader_.elements(), options)
@@ -63,6 +65,7 @@ class TokenWindows : public SampleSource {
       add(field::kSegments, at::kInt);
       add(field::kPositions, at::kLong);
     }
+    if (with_documents_) add(field::kDocuments, at::kLong);
     batch.sample_ids_B = at::empty({rows}, at::TensorOptions(at::kLong));
     return batch;
   }
@@ -86,6 +89,8 @@ class TokenWindows : public SampleSource {
       segments = batch.at(field::kSegments).mutable_data_ptr<std::int32_t>();
       positions = batch.at(field::kPositions).mutable_data_ptr<std::int64_t>();
     }
+    auto* documents =
+        with_documents_ ? batch.at(field::kDocuments).mutable_data_ptr<std::int64_t>() : nullptr;
     auto* sample_ids = batch.sample_ids_B.mutable_data_ptr<std::int64_t>();
     for (std::size_t i = 0; i < rows.size(); ++i) {
       const std::int64_t first = first_token(rows[i]);
@@ -100,6 +105,10 @@ class TokenWindows : public SampleSource {
         fill_documents(first, count, mask, segments, positions);
         segments += length_;
         positions += length_;
+      }
+      if (with_documents_) {
+        number_documents(first + 1, count - 1, documents);
+        documents += length_;
       }
       tokens += length_ + 1;
       mask += length_;
@@ -132,8 +141,22 @@ class TokenWindows : public SampleSource {
     }
   }
 
+  // The documents of tokens [first, first + count); those of padding are the last one.
+  void number_documents(std::int64_t first, std::int64_t count, std::int64_t* documents) {
+    const std::vector<std::int64_t> ends = reader_.document_ends(first, first + count - 1);
+    auto end = ends.begin();
+    std::int64_t document = reader_.document_of(first);
+    for (std::int64_t t = 0; t < length_; ++t) {
+      if (end != ends.end() && *end == first + t) {
+        ++document;
+        ++end;
+      }
+      documents[t] = document;
+    }
+  }
+
   StreamReader reader_;
-  bool restart_, has_end_mark_;
+  bool restart_, with_documents_, has_end_mark_;
   std::int64_t length_, step_, num_samples_ = 0, last_first_ = 0;
   bool shifts_;
   std::uint64_t seed_;

@@ -25,6 +25,7 @@ struct WindowOptions {
   // Evaluation: tokens from the start of a window to that of the next, at most T; 0: T. Of each
   // window but the first, only the last `stride` tokens are targets.
   std::int64_t stride = 0;
+  bool with_documents = false;  // also return documents_BT; of evaluation windows only
 
   std::int64_t step() const { return stride > 0 ? stride : sequence_length; }
 };

@@ -8,9 +8,11 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <ostream>
+#include <utility>
 
 #include "cluster/base/cpu.h"
 #include "cluster/base/error.h"
+#include "cluster/base/files/file.h"
 #include "cluster/base/text/plural.h"
 #include "cluster/mesh.h"
 #include "data/corpus/corpus.h"
@@ -102,6 +104,31 @@ struct EvaluationReport {
   }
 };
 
+// The number of documents with targets, and the mean of their losses.
+std::pair<std::int64_t, double> documents_of(const DocumentSums& sums) {
+  std::int64_t documents = 0;
+  double losses = 0;
+  for (std::size_t i = 0; i < sums.targets.size(); ++i) {
+    if (sums.targets[i] == 0) continue;
+    ++documents;
+    losses += sums.nats[i] / static_cast<double>(sums.targets[i]);
+  }
+  return {documents, losses / static_cast<double>(documents)};
+}
+
+void write_documents(const std::string& path, const DocumentSums& sums) {
+  write_file_durably(path, [&](File& file) {
+    for (std::size_t i = 0; i < sums.targets.size(); ++i) {
+      if (sums.targets[i] == 0) continue;
+      const nlohmann::ordered_json line = {
+          {"document", i},
+          {"tokens", sums.targets[i]},
+          {"loss", sums.nats[i] / static_cast<double>(sums.targets[i])}};
+      file.write_all(line.dump() + '\n');
+    }
+  });
+}
+
 std::string json_of(const EvaluationReport& report) {
   const Evaluation& result = report.result;
   nlohmann::ordered_json object = {{"checkpoint", report.checkpoint.path.string()},
@@ -116,6 +143,11 @@ std::string json_of(const EvaluationReport& report) {
   }
   if (const std::string why = report.plan.withheld(); !why.empty()) object["withheld"] = why;
   for (const auto& [name, value] : result.figures) object[name] = value;
+  if (result.documents) {
+    const auto [documents, loss] = documents_of(*result.documents);
+    object["documents"] = documents;
+    object["loss_per_document"] = loss;
+  }
   if (result.confusion) add_classes(*result.confusion, report.class_names(), object);
   return object.dump() + '\n';
 }
@@ -138,6 +170,10 @@ std::string text_of(const EvaluationReport& report) {
   }
   text +=
       fmt::format(", {} of {} sequences\n", report.plan.num_sequences, report.plan.all_sequences);
+  if (result.documents) {
+    const auto [documents, loss] = documents_of(*result.documents);
+    text += fmt::format("{}: mean loss {:.4f}\n", counted(documents, "document"), loss);
+  }
   for (const auto& [name, value] : result.figures) text += fmt::format("{} {:.6g}\n", name, value);
   if (result.confusion) text += class_table(*result.confusion, report.class_names());
   return text;
@@ -166,6 +202,12 @@ void evaluate(const EvalArguments& arguments, ProcessGroup& world, ProcessGroup&
          "--corpus",
          arguments.text);
   }
+  if (!arguments.documents.empty() &&
+      (!task->targets_are_text() || !task->source_stream().empty())) {
+    fail(ExitCode::kUsage,
+         "--documents {}: only a language model predicts the tokens of documents; leave it out",
+         arguments.documents);
+  }
   if (!arguments.text.empty()) text.emplace(tokenizer_source(checkpoint), arguments.text, err);
   const std::string split = text ? TextCorpus::kSplit : arguments.split;
   const Corpus corpus(text                       ? text->folder().string()
@@ -186,7 +228,8 @@ void evaluate(const EvalArguments& arguments, ProcessGroup& world, ProcessGroup&
   configs::Evaluate what = config.evaluate();
   what.set_split(split);
   what.set_sequences(arguments.sequences);
-  const std::unique_ptr<Evaluator> evaluator = make_evaluator(*task, what, corpus, *model, data);
+  const std::unique_ptr<Evaluator> evaluator =
+      make_evaluator(*task, what, corpus, *model, data, !arguments.documents.empty());
   if (evaluator == nullptr) {
     fail(ExitCode::kData, "{}: {}", corpus.folder().string(), no_targets_text(split));
   }
@@ -208,6 +251,7 @@ void evaluate(const EvalArguments& arguments, ProcessGroup& world, ProcessGroup&
     err << "birkhoff: warning: " << withheld << '\n';
   }
   out << (arguments.json ? json_of(report) : text_of(report));
+  if (result.documents) write_documents(arguments.documents, *result.documents);
 }
 
 // The arguments as a command line, without --ranks.
@@ -218,6 +262,7 @@ std::vector<std::string> command_line(const EvalArguments& arguments) {
                                    "--device",    arguments.device};
   if (!arguments.corpus.empty()) line.insert(line.end(), {"--corpus", arguments.corpus});
   for (const std::string& setting : arguments.settings) line.insert(line.end(), {"--set", setting});
+  if (!arguments.documents.empty()) line.insert(line.end(), {"--documents", arguments.documents});
   if (arguments.json) line.emplace_back("--json");
   return line;
 }
@@ -239,6 +284,13 @@ int evaluate_in_world(const EvalArguments& arguments, World& world, const StopSi
 }  // namespace
 
 int eval_command(const EvalArguments& arguments, std::ostream& out, std::ostream& err) {
+  if (const std::filesystem::path file = arguments.documents; !file.empty()) {
+    // Found before hours of work.
+    if ((exists(file) && !is_regular_file(file)) || !is_directory(absolute(file).parent_path())) {
+      fail(ExitCode::kUsage, "--documents {}: is not the name of a file in an existing folder",
+           arguments.documents);
+    }
+  }
   const int ranks = ranks_to_run_on(arguments.ranks);
   if (!arguments.ranks && ranks == 1) {
     compute_on_cpu(threads_of_rank(usable_cores()));

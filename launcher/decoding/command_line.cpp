@@ -34,6 +34,10 @@ void CommandLine::add_generate() {
       ->check(CLI::IsMember({"13a", "intl", "none"}))
       ->capture_default_str()
       ->needs(score);
+  CLI::Option* forced =
+      c->add_flag("--teacher-forced", generate_.teacher_forced,
+                  "predict each token after the true ones before it, as Tensor2Tensor's evaluation")
+          ->needs(score);
   c->add_option("--out", generate_.output,
                 "file to write when all lines are done; - for standard output")
       ->capture_default_str()
@@ -50,6 +54,7 @@ void CommandLine::add_generate() {
       add_number(c, "--temperature", generate_.temperature, 0.0, 100.0,
                  "sample at this temperature instead of searching; 0 is greedy search");
   temperature->excludes(beam)->excludes(penalty)->excludes(offset);
+  forced->excludes(beam)->excludes(penalty)->excludes(offset)->excludes(temperature);
   add_number(c, "--top-k", generate_.top_k, 0, 10'000'000,
              "sample from the k most likely tokens; 0 = all")
       ->needs(temperature);
@@ -59,11 +64,12 @@ void CommandLine::add_generate() {
   add_number(c, "--seed", generate_.seed, 0, std::int64_t{1} << 62,
              "the same seed gives the same texts")
       ->needs(temperature);
-  add_number(c, "--max-tokens", generate_.max_tokens, 1, 10'000'000,
-             "maximum number of tokens of a text; default: 50 more than the source has; after a "
-             "prompt, 200");
+  forced->excludes(add_number(c, "--max-tokens", generate_.max_tokens, 1, 10'000'000,
+                              "maximum number of tokens of a text; default: 50 more than the "
+                              "source has; after a prompt, 200"));
   add_number(c, "--batch", generate_.batch, 1, 65536, "maximum number of lines at a time");
-  c->add_flag("--json", generate_.json, "print one JSON object per line (see docs/decoding.md)");
+  forced->excludes(c->add_flag("--json", generate_.json,
+                               "print one JSON object per line (see docs/decoding.md)"));
   add_device(c, generate_.device);
   add_number(c, "--ranks", generate_.ranks, 1, 4096,
              "start this many MPI ranks here and divide the lines among them");

@@ -23,6 +23,7 @@
 #include "launcher/decoding/lines_on_ranks.h"
 #include "launcher/output.h"
 #include "launcher/runs/run_paths.h"
+#include "runtime/decoding/likelihood.h"
 #include "runtime/run_checks.h"
 #include "runtime/tasks/task.h"
 
@@ -65,7 +66,7 @@ std::vector<std::string> command_line(const GenerateArguments& arguments) {
     add("--top-k", std::to_string(arguments.top_k));
     add("--top-p", fmt::format("{}", arguments.top_p));
     add("--seed", std::to_string(arguments.seed));
-  } else {
+  } else if (!arguments.teacher_forced) {
     add("--beam", std::to_string(arguments.beam));
     add("--length-penalty", fmt::format("{}", arguments.length_penalty));
     add("--length-offset", fmt::format("{}", arguments.length_offset));
@@ -79,6 +80,7 @@ std::vector<std::string> command_line(const GenerateArguments& arguments) {
     add("--score", arguments.score);
     add("--tokenize", arguments.tokenize);
   }
+  if (arguments.teacher_forced) line.emplace_back("--teacher-forced");
   if (arguments.output != "-") add("--out", arguments.output);
   if (arguments.json) line.emplace_back("--json");
   return line;
@@ -180,6 +182,34 @@ class Generation {
     return printed;
   }
 
+  // The likeliest ids in place of those of the references, each after the true ones before it. Of
+  // sources that follow those of earlier calls.
+  std::vector<FoundSequence> predictions_for(
+      const std::vector<std::vector<std::int32_t>>& sources,
+      const std::vector<std::vector<std::int32_t>>& references) {
+    const auto end_mark = static_cast<std::int32_t>(checkpoint.manifest.end_of_document());
+    std::vector<ScoredTokens> pairs;
+    std::vector<std::int64_t> lengths;
+    for (std::size_t i = 0; i < sources.size(); ++i) {
+      ScoredTokens pair{
+          .ids = {end_mark}, .num_counted = std::ssize(references[i]), .source = sources[i]};
+      pair.ids.insert(pair.ids.end(), references[i].begin(), references[i].end());
+      lengths.push_back(std::max(std::ssize(pair.ids), std::ssize(pair.source)));
+      pairs.push_back(std::move(pair));
+    }
+    const auto predict_batch = [&](const std::vector<std::size_t>& batch) {
+      std::vector<ScoredTokens> of_batch;
+      for (const std::size_t item : batch) of_batch.push_back(pairs[item]);
+      std::vector<std::string> results;
+      for (auto& ids : likeliest_tokens(*model_->token_scorer(), of_batch))
+        results.push_back(bytes_of({.ids = std::move(ids)}));
+      return results;
+    };
+    return compute(batches_by_length(lengths, arguments_.batch,
+                                     kMaxBatchLogits / checkpoint.manifest.vocabulary()),
+                   std::ssize(sources), predict_batch);
+  }
+
   // Of sources that follow those of earlier calls.
   std::vector<FoundSequence> sequences_for(const std::vector<std::vector<std::int32_t>>& sources) {
     std::vector<std::int64_t> lengths;
@@ -199,18 +229,7 @@ class Generation {
         results.push_back(bytes_of(found));
       return results;
     };
-    const auto show = [&](std::int64_t done) {
-      tick_();
-      if (!progress_) return;
-      const std::int64_t of_all = std::min(done * world_.size(), std::ssize(sources));
-      progress_->show(fmt::format("generate: {} of the {} read so far", num_done_ + of_all,
-                                  counted(num_done_ + std::ssize(sources), "line")));
-    };
-    std::vector<FoundSequence> found;
-    for (const std::string& bytes : compute_on_ranks(world_, batches, generate_batch, show))
-      found.push_back(sequence_of(bytes));
-    num_done_ += std::ssize(sources);
-    return found;
+    return compute(batches, std::ssize(sources), generate_batch);
   }
 
   void warn_of_cut_lines() const {
@@ -222,6 +241,24 @@ class Generation {
   const SequencePrinter printer;
 
  private:
+  // Computes the sequences of the lines on ranks. of_batch returns the bytes_of() those of a batch.
+  template <typename OfBatch>
+  std::vector<FoundSequence> compute(const Batches& batches, std::int64_t num_lines,
+                                     const OfBatch& of_batch) {
+    const auto show = [&](std::int64_t done) {
+      tick_();
+      if (!progress_) return;
+      const std::int64_t of_all = std::min(done * world_.size(), num_lines);
+      progress_->show(fmt::format("generate: {} of the {} read so far", num_done_ + of_all,
+                                  counted(num_done_ + num_lines, "line")));
+    };
+    std::vector<FoundSequence> found;
+    for (const std::string& bytes : compute_on_ranks(world_, batches, of_batch, show))
+      found.push_back(sequence_of(bytes));
+    num_done_ += num_lines;
+    return found;
+  }
+
   const GenerateArguments& arguments_;
   ProcessGroup& world_;
   const std::function<void()>& tick_;
@@ -276,7 +313,9 @@ std::string generate_split(const GenerateArguments& arguments, Generation& gener
       references.push_back(
           row_of(pairs.at(field::kTargets), row, targets_B[row].item<std::int64_t>()));
     }
-    const std::vector<FoundSequence> found = generation.sequences_for(sources);
+    const std::vector<FoundSequence> found = arguments.teacher_forced
+                                                 ? generation.predictions_for(sources, references)
+                                                 : generation.sequences_for(sources);
     if (world.rank() != 0) continue;
     std::string lines;
     for (std::size_t i = 0; i < found.size(); ++i) {
@@ -339,6 +378,10 @@ int generate_command(const GenerateArguments& arguments, std::ostream& out, std:
       fail(ExitCode::kUsage, "--out {}: is not the name of a file; leave it out for the output",
            arguments.output.empty() ? "''" : arguments.output);
     }
+  }
+  if (arguments.teacher_forced && arguments.score != "exact_match") {
+    fail(ExitCode::kUsage,
+         "--teacher-forced: needs --score exact_match; to generate, leave it out");
   }
   if (arguments.json && !arguments.score.empty() && arguments.output == "-") {
     fail(ExitCode::kUsage, "--json: only the score is printed; give --out for the texts");

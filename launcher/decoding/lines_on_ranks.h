@@ -26,6 +26,8 @@ using Batches = std::vector<std::vector<std::size_t>>;
 // a batch of its own.
 Batches batches_by_length(const std::vector<std::int64_t>& lengths, std::int64_t max_items,
                           std::int64_t max_elements, bool equal_lengths = false);
+// The logits of a batch whose tokens are given: 64 MiB in fp32.
+inline constexpr std::int64_t kMaxBatchLogits = std::int64_t{1} << 24;
 
 // The results of all items, in their order, on all ranks. `compute` returns those of a batch.
 // Calls `done` with the number of items that this rank has computed. Collective over world.

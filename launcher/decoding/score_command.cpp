@@ -18,7 +18,6 @@ namespace birkhoff {
 namespace {
 
 constexpr std::int64_t kMaxBatchRows = 64;
-constexpr std::int64_t kMaxBatchLogits = std::int64_t{1} << 24;  // 64 MiB in fp32
 
 // A line of the input, and how many of its ids do not fit the model.
 struct Text {

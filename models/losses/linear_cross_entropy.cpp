@@ -97,6 +97,7 @@ LinearCrossEntropy linear_cross_entropy(const at::Tensor& x_NE, const at::Tensor
     const variable_list outputs =
         WithGradients::apply(x_NE, weight_VE, targets_N, mask_N, label_smoothing, with_correct);
     result.sums.loss = outputs[0];
+    result.sums.nats_N = outputs[1];
     result.sums.nats = outputs[1].sum(at::kDouble);
     result.sums.count = mask_N.ne(0).sum(at::kDouble);
     if (with_correct) result.correct_N = outputs[2];
@@ -104,7 +105,7 @@ LinearCrossEntropy linear_cross_entropy(const at::Tensor& x_NE, const at::Tensor
   }
   const std::int64_t N = x_NE.size(0),
                      rows = with_gradients ? std::max<std::int64_t>(1, N) : rows_at_once(weight_VE);
-  std::vector<at::Tensor> correct_n;
+  std::vector<at::Tensor> correct_n, nats_n;
   for (std::int64_t begin = 0; begin == 0 || begin < N; begin += rows) {
     const std::int64_t count = std::min(rows, N - begin);
     const at::Tensor targets_n = targets_N.narrow(0, begin, count),
@@ -113,6 +114,7 @@ LinearCrossEntropy linear_cross_entropy(const at::Tensor& x_NE, const at::Tensor
     const LossSums sums =
         cross_entropy_sums(logits_nV.unsqueeze(0), targets_n.unsqueeze(0),
                            mask_N.narrow(0, begin, count).unsqueeze(0), label_smoothing);
+    nats_n.push_back(sums.nats_N);
     if (begin == 0) {
       result.sums = sums;
       continue;
@@ -121,6 +123,7 @@ LinearCrossEntropy linear_cross_entropy(const at::Tensor& x_NE, const at::Tensor
     result.sums.nats = result.sums.nats + sums.nats;
     result.sums.count = result.sums.count + sums.count;
   }
+  result.sums.nats_N = at::cat(nats_n);
   if (with_correct) result.correct_N = at::cat(correct_n);
   return result;
 }

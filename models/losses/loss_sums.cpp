@@ -80,7 +80,8 @@ LossSums cross_entropy_sums(const at::Tensor& logits_BTV, const at::Tensor& targ
         logits_BTV.flatten(0, 1).contiguous(), targets_BT.reshape(-1).contiguous(),
         mask_BT.reshape(-1).contiguous(), label_smoothing);
     sums.loss = sum_and_nats[0];
-    sums.nats = sum_and_nats[1].sum(at::kDouble);
+    sums.nats_N = sum_and_nats[1];
+    sums.nats = sums.nats_N.sum(at::kDouble);
     return sums;
   }
   const at::Tensor targets_N = targets_BT.reshape(-1).masked_fill(ignored_N, kIgnored);
@@ -89,7 +90,8 @@ LossSums cross_entropy_sums(const at::Tensor& logits_BTV, const at::Tensor& targ
   const at::Tensor nats_N =
       at::nll_loss(log_probabilities_NV, targets_N, /*weight=*/{}, at::Reduction::None, kIgnored);
   sums.loss = nats_N.sum();
-  sums.nats = nats_N.detach().sum(at::kDouble);
+  sums.nats_N = nats_N.detach();
+  sums.nats = sums.nats_N.sum(at::kDouble);
   if (label_smoothing > 0) {
     sums.loss = (1 - label_smoothing) * sums.loss -
                 label_smoothing * log_probabilities_NV.mean(1).masked_fill(ignored_N, 0).sum();

@@ -1,6 +1,7 @@
 // The loss of a micro-batch, as sums.
 //
-// Legend: B batch, N layers, T tokens, M tokens before them, V vocabulary, C channels.
+// Legend: B batch, N tokens of the batch (of past: layers), T tokens, M tokens before them, V
+// vocabulary, C channels.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -16,7 +17,10 @@ class ProcessGroup;
 struct LossSums {
   // 0-dim, differentiable: weighted sum of nats over counted targets, plus auxiliary losses.
   at::Tensor loss;
-  at::Tensor nats;   // 0-dim fp64: sum of nats over counted targets, no gradient
+  at::Tensor nats;  // 0-dim fp64: sum of nats over counted targets, no gradient
+  // Of models that predict tokens, in evaluation: the nats [N] of each target, 0 where it does not
+  // count.
+  at::Tensor nats_N;
   at::Tensor count;  // 0-dim fp64: number of counted targets
   // 0-dim fp64: sum of their weights in `loss`, by which training divides its sum. Undefined: all
   // weights are 1.

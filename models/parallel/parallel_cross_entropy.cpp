@@ -92,7 +92,8 @@ LossSums parallel_cross_entropy_sums(const at::Tensor& logits_BTv, const at::Ten
                                   vocabulary, &group, label_smoothing);
   LossSums sums;
   sums.loss = losses_and_nats[0].sum();
-  sums.nats = losses_and_nats[1].sum(at::kDouble);
+  sums.nats_N = losses_and_nats[1];
+  sums.nats = sums.nats_N.sum(at::kDouble);
   sums.count = ignored_N.logical_not().sum(at::kDouble);
   return sums;
 }

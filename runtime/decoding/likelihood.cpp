@@ -14,6 +14,7 @@
 #include <span>
 
 #include "cluster/base/error.h"
+#include "cluster/base/interval.h"
 #include "data/batch/padded_texts.h"
 
 namespace birkhoff {
@@ -52,11 +53,18 @@ at::Tensor log_sums(const at::Tensor& logits_BTV) {
   return sums_N.view({logits_BTV.size(0), logits_BTV.size(1)});
 }
 
-}  // namespace
+struct Prediction {
+  at::Tensor logits_BTV;  // on the model's device
+  at::Tensor targets_BT;  // on the CPU; padded
+  // The places of a text's counted tokens among the B T of the batch.
+  Interval counted(std::int64_t text, const ScoredTokens& tokens) const {
+    const std::int64_t end = text * targets_BT.size(1) + std::ssize(tokens.ids) - 1;
+    return {end - tokens.num_counted, end};
+  }
+};
 
-std::vector<Likelihood> likelihoods(TokenScorer& model, const std::vector<ScoredTokens>& texts,
-                                    std::optional<std::int32_t> restart_after) {
-  const c10::AutoGradMode no_gradients(false);
+Prediction predict(TokenScorer& model, const std::vector<ScoredTokens>& texts,
+                   std::optional<std::int32_t> restart_after) {
   std::vector<std::span<const std::int32_t>> inputs, targets, sources;
   for (const ScoredTokens& text : texts) {
     require(text.num_counted >= 1 && text.num_counted < std::ssize(text.ids) &&
@@ -82,7 +90,16 @@ std::vector<Likelihood> likelihoods(TokenScorer& model, const std::vector<Scored
         field::kMask, at::arange(longest).lt(numbers_of_ids(targets).unsqueeze(1)).to(at::kByte));
   }
   if (restart_after) add_documents(batch, *restart_after);
-  const at::Tensor logits_BTV = model.logits(batch.to(model.device()), std::nullopt);
+  return {model.logits(batch.to(model.device()), std::nullopt), targets_BT};
+}
+
+}  // namespace
+
+std::vector<Likelihood> likelihoods(TokenScorer& model, const std::vector<ScoredTokens>& texts,
+                                    std::optional<std::int32_t> restart_after) {
+  const c10::AutoGradMode no_gradients(false);
+  const Prediction prediction = predict(model, texts, restart_after);
+  const auto& [logits_BTV, targets_BT] = prediction;
   const at::Tensor of_targets_BT =
       logits_BTV.gather(2, targets_BT.to(model.device()).unsqueeze(2)).squeeze(2);
   const at::Tensor log_p_BT =
@@ -90,11 +107,10 @@ std::vector<Likelihood> likelihoods(TokenScorer& model, const std::vector<Scored
   const at::Tensor likeliest_BT = at::argmax(logits_BTV, 2).cpu().contiguous();
 
   std::vector<Likelihood> results;
-  for (std::int64_t b = 0; b < inputs_BT.size(0); ++b) {
-    const ScoredTokens& text = texts[static_cast<std::size_t>(b)];
-    const std::int64_t end = b * longest + std::ssize(text.ids) - 1;
+  for (const ScoredTokens& text : texts) {
     Likelihood likelihood{.num_tokens = text.num_counted};
-    for (std::int64_t i = end - text.num_counted; i < end; ++i) {
+    const auto [begin, end] = prediction.counted(std::ssize(results), text);
+    for (std::int64_t i = begin; i < end; ++i) {
       likelihood.log_probability += log_p_BT.const_data_ptr<double>()[i];
       likelihood.is_greedy &= likeliest_BT.const_data_ptr<std::int64_t>()[i] ==
                               targets_BT.const_data_ptr<std::int64_t>()[i];
@@ -104,6 +120,21 @@ std::vector<Likelihood> likelihoods(TokenScorer& model, const std::vector<Scored
            "the model's log-probabilities are not finite; use an earlier checkpoint");
     }
     results.push_back(likelihood);
+  }
+  return results;
+}
+
+std::vector<std::vector<std::int32_t>> likeliest_tokens(TokenScorer& model,
+                                                        const std::vector<ScoredTokens>& texts,
+                                                        std::optional<std::int32_t> restart_after) {
+  const c10::AutoGradMode no_gradients(false);
+  const Prediction prediction = predict(model, texts, restart_after);
+  const at::Tensor likeliest_BT = at::argmax(prediction.logits_BTV, 2).to(at::kCPU, at::kInt);
+  std::vector<std::vector<std::int32_t>> results;
+  for (const ScoredTokens& text : texts) {
+    const auto [begin, end] = prediction.counted(std::ssize(results), text);
+    const auto* likeliest = likeliest_BT.const_data_ptr<std::int32_t>();
+    results.emplace_back(likeliest + begin, likeliest + end);
   }
   return results;
 }

@@ -34,4 +34,10 @@ struct ScoredTokens {
 std::vector<Likelihood> likelihoods(TokenScorer& model, const std::vector<ScoredTokens>& texts,
                                     std::optional<std::int32_t> restart_after = std::nullopt);
 
+// For each text and each of its counted tokens, the likeliest token (the smallest id of equals)
+// after the true tokens before it. Arguments as above.
+std::vector<std::vector<std::int32_t>> likeliest_tokens(
+    TokenScorer& model, const std::vector<ScoredTokens>& texts,
+    std::optional<std::int32_t> restart_after = std::nullopt);
+
 }  // namespace birkhoff

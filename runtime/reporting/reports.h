@@ -55,6 +55,12 @@ struct TaskFigures {
   std::vector<TaskCount> counts{};
 };
 
+// Sums over the counted targets of each document of a split.
+struct DocumentSums {
+  std::vector<std::int64_t> targets;
+  std::vector<double> nats;
+};
+
 // Figures of a split.
 struct Evaluation {
   double loss = 0;          // nats per counted target
@@ -63,6 +69,7 @@ struct Evaluation {
   FigureValues figures{};  // of the model
   // Of a classifier. TaskFigures has its macro F1.
   std::optional<ConfusionMatrix> confusion{};
+  std::optional<DocumentSums> documents{};  // if they were asked for
 };
 
 }  // namespace birkhoff

@@ -41,6 +41,12 @@ class LanguageModelTask final : public Task {
                                                   const std::string& split) const override {
     return evaluation_windows(corpus, evaluation_options(split));
   }
+  std::unique_ptr<SampleSource> source_with_documents(const Corpus& corpus,
+                                                      const std::string& split) const override {
+    WindowOptions windows = evaluation_options(split);
+    windows.with_documents = true;
+    return evaluation_windows(corpus, windows);
+  }
   bool targets_are_text() const override { return true; }
   std::unique_ptr<Targets> evaluation_targets(const Corpus& corpus, const std::string& split,
                                               std::int64_t num_samples) const override {

@@ -55,6 +55,12 @@ class Task {
   virtual std::unique_ptr<SampleSource> evaluation_source(const Corpus& corpus,
                                                           const std::string& split) const = 0;
 
+  // evaluation_source() with field::kDocuments; null: the targets are not tokens of documents.
+  virtual std::unique_ptr<SampleSource> source_with_documents(const Corpus&,
+                                                              const std::string& /*split*/) const {
+    return nullptr;
+  }
+
   // A batch of train.global_batch samples, laid out like a batch of the loader, on the CPU or the
   // meta device. Its tokens and targets depend only on train.seed. No sequence is padded.
   virtual Batch synthetic_batch(std::int64_t vocabulary, at::Device device) const = 0;

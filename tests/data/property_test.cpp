@@ -151,10 +151,17 @@ RC_GTEST_PROP(PackingProperty, WindowsOfAnEvaluationFollowEachOther, ()) {
   WindowOptions options;
   options.sequence_length = *rc::gen::inRange<std::int64_t>(1, 500);
   options.restart_at_documents = *rc::gen::arbitrary<bool>();
+  options.with_documents = true;
   const auto windows = evaluation_windows(*packed.corpus, options);
   const Batch batch = read_samples(*windows, 0, windows->num_samples());
+  const auto num_tokens = static_cast<std::int64_t>(packed.tokens.size());
+  const at::Tensor documents_N = batch.at(field::kDocuments).flatten();
   for (std::int64_t b = 0; b < batch.size(); ++b) {
     check_row(packed, batch, b, b * options.sequence_length, options.restart_at_documents);
+  }
+  for (std::int64_t t = 1; t < num_tokens; ++t) {
+    const std::int64_t document = std::ranges::upper_bound(packed.ends, t) - packed.ends.begin();
+    RC_ASSERT(documents_N.const_data_ptr<std::int64_t>()[t - 1] == document);
   }
 }
 

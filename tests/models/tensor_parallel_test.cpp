@@ -349,7 +349,9 @@ TEST(TensorParallel, AnEvaluationOfManyIdsIsTheSame) {
   run_ranks(2, [&](ProcessGroup& group) {
     const at::NoGradGuard of_thread;
     const auto part = make_model(config, kIds, {at::kCPU, &group});
-    expect_near(part->loss_sums(batch, std::nullopt).nats, expected.nats, 1e-6, "nats");
+    const LossSums found = part->loss_sums(batch, std::nullopt);
+    expect_near(found.nats, expected.nats, 1e-6, "nats");
+    EXPECT_LE(greatest_difference(found.nats_N, expected.nats_N), 1e-5);  // fp32
   });
 }
 

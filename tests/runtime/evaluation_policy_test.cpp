@@ -1,11 +1,13 @@
 // Evaluation with a stride and with a memory, against passes over each token's context alone.
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <functional>
 #include <memory>
+#include <numeric>
 #include <string>
 #include <vector>
 
@@ -28,18 +30,30 @@ class EvaluationPolicy : public testing::Test {
   EvaluationPolicy() {
     std::string text;
     for (std::int64_t i = 0; i < kTokens; ++i) text += static_cast<char>('a' + i * i % 23);
+    prepare({text});
+  }
+
+  // The corpus whose split valid has these documents. Several end in an end mark.
+  void prepare(const std::vector<std::string>& documents) {
+    const std::string name = fmt::format("corpus-{}", documents.size());
     write_text(folder_ / "train.txt", "some other text of more than a few words");
-    write_text(folder_ / "valid.txt", text);
-    PrepareOptions options = prepare_options(folder_ / "corpus", {folder_ / "train.txt"});
-    options.valid_paths = {folder_ / "valid.txt"};
+    PrepareOptions options = prepare_options(folder_ / name, {folder_ / "train.txt"});
+    tokens_.clear();
+    for (const std::string& text : documents) {
+      options.valid_paths.push_back(folder_ /
+                                    fmt::format("{}-{}", name, options.valid_paths.size()));
+      write_text(options.valid_paths.back(), text);
+      for (const char c : text) tokens_.push_back(static_cast<unsigned char>(c));
+      if (documents.size() > 1) tokens_.push_back(256);
+    }
     prepare_corpus(options);
-    corpus_ = std::make_unique<Corpus>(folder_ / "corpus");
-    for (const char c : text) tokens_.push_back(static_cast<unsigned char>(c));
+    corpus_ = std::make_unique<Corpus>(folder_ / name);
   }
 
   struct Evaluated {
     double nats = 0;
     std::int64_t tokens = 0;
+    DocumentSums documents{};
   };
 
   configs::Config config(const std::vector<std::string>& settings) const {
@@ -58,44 +72,54 @@ class EvaluationPolicy : public testing::Test {
   }
 
   // On 1, 2 and 3 ranks, which must agree in each bit.
-  Evaluated evaluate(const configs::Config& config) const {
+  Evaluated evaluate(const configs::Config& config, bool by_document = false) const {
     std::vector<Evaluated> all;
     for (const int size : {1, 2, 3}) {
       std::vector<Evaluated> of_ranks(static_cast<std::size_t>(size));
       run_ranks(size, [&](ProcessGroup& group) {
         const std::unique_ptr<Task> task = make_task(config);
         const std::unique_ptr<Model> model = make(config);
-        const auto evaluator = make_evaluator(*task, config.evaluate(), *corpus_, *model, group);
+        const auto evaluator =
+            make_evaluator(*task, config.evaluate(), *corpus_, *model, group, by_document);
         const Evaluation result = *evaluator->run([] { return false; });
         of_ranks[static_cast<std::size_t>(group.rank())] = {
-            result.loss * static_cast<double>(result.tokens), result.tokens};
+            result.loss * static_cast<double>(result.tokens), result.tokens,
+            result.documents.value_or(DocumentSums())};
       });
       all.insert(all.end(), of_ranks.begin(), of_ranks.end());
     }
     for (const Evaluated& each : all) {
       EXPECT_EQ(each.nats, all[0].nats);
       EXPECT_EQ(each.tokens, all[0].tokens);
+      EXPECT_EQ(each.documents.nats, all[0].documents.nats);
+      EXPECT_EQ(each.documents.targets, all[0].documents.targets);
     }
     return all[0];
   }
 
+  using FirstOf = std::function<std::int64_t(std::int64_t)>;
   // The nats of targets 1, ..., num_targets, where target t is predicted from the tokens
   // [first(t), t) alone.
-  double nats_of_contexts(const configs::Config& config, std::int64_t num_targets,
-                          const std::function<std::int64_t(std::int64_t)>& first) const {
+  std::vector<double> nats_of_targets(const configs::Config& config, std::int64_t num_targets,
+                                      const FirstOf& first) const {
     const at::NoGradGuard no_gradients;
     const std::unique_ptr<Model> model = make(config);
-    double nats = 0;
+    std::vector<double> nats;
     for (std::int64_t t = 1; t <= num_targets; ++t) {
       Batch batch;
       batch.fields["inputs"] =
           at::tensor(tokens_, at::kLong).narrow(0, first(t), t - first(t)).unsqueeze(0);
       batch.sample_ids_B = at::zeros({1}, at::kLong);
       const at::Tensor logits_BTV = model->token_scorer()->logits(batch, std::nullopt);
-      nats -= at::log_softmax(logits_BTV, 2)[0][-1][tokens_[static_cast<std::size_t>(t)]]
-                  .item<double>();
+      nats.push_back(-at::log_softmax(logits_BTV, 2)[0][-1][tokens_[static_cast<std::size_t>(t)]]
+                          .item<double>());
     }
     return nats;
+  }
+  double nats_of_contexts(const configs::Config& config, std::int64_t num_targets,
+                          const FirstOf& first) const {
+    const std::vector<double> nats = nats_of_targets(config, num_targets, first);
+    return std::accumulate(nats.begin(), nats.end(), 0.0);
   }
 
   std::int64_t num_targets() const { return corpus_->stream("valid", "tokens").elements() - 1; }
@@ -159,6 +183,42 @@ TEST_F(EvaluationPolicy, AMemoryIsThatOfTheLane) {
         });
         EXPECT_NEAR(result.nats, expected, 1e-9) << lanes << " " << memory << " " << sequences;
       }
+    }
+  }
+}
+
+TEST_F(EvaluationPolicy, TheLossOfEachDocumentIsThatOfItsTokens) {
+  const std::vector<std::string> texts = {"a first document, of a few windows of tokens", "b",
+                                          "and another document after a very short one"};
+  prepare(texts);
+  // Windows without a memory, with a stride, and with a memory, which ranks compute alike.
+  for (const std::vector<std::string>& settings :
+       {std::vector<std::string>{},
+        {"evaluate.stride=5"},
+        {"evaluate.sequences=3"},
+        {"model.memory.length=60", "evaluate.micro_batch=1"}}) {
+    const configs::Config with = config(settings);
+    const Evaluated result = evaluate(with, /*by_document=*/true);
+    const std::int64_t stride = with.evaluate().stride() > 0 ? with.evaluate().stride() : 12;
+    const bool has_memory = with.model().memory().length() > 0;
+    const std::vector<double> nats =
+        nats_of_targets(with, result.tokens, [&](std::int64_t t) -> std::int64_t {
+          if (has_memory) return std::max<std::int64_t>((t - 1) / 12 * 12 - 60, 0);
+          return std::max<std::int64_t>((t - 12 + stride - 1) / stride * stride, 0);
+        });
+    ASSERT_EQ(result.documents.nats.size(), texts.size());
+    std::int64_t begin = 0;
+    for (std::size_t i = 0; i < texts.size(); ++i) {
+      const std::int64_t end = begin + std::ssize(texts[i]) + 1;
+      double expected = 0;
+      std::int64_t targets = 0;
+      // The first token of all is no target.
+      for (std::int64_t t = std::max<std::int64_t>(begin, 1); t < std::min(end, result.tokens + 1);
+           ++t, ++targets)
+        expected += nats[static_cast<std::size_t>(t) - 1];
+      EXPECT_EQ(result.documents.targets[i], targets) << i;
+      EXPECT_NEAR(result.documents.nats[i], expected, 1e-7) << i;
+      begin = end;
     }
   }
 }

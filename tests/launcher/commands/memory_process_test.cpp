@@ -8,6 +8,7 @@
 #include <nlohmann/json.hpp>
 
 #include "cluster/base/error.h"
+#include "tests/launcher/bad_input/damage.h"
 #include "tests/launcher/program_fixture.h"
 #include "tests/launcher/training.h"
 
@@ -91,6 +92,21 @@ TEST_F(MemoryProcess, EvaluationIsTheSameOnAnyNumberOfRanksAndItsContextMatters)
   }
   expect_refused({"eval", "run", "--split", "valid", "--set", "evaluate.stride=4"},
                  ExitCode::kConfig, "must be 0 with model.memory.length");
+}
+
+TEST_F(MemoryProcess, TheLossOfADocumentIsWritten) {
+  const nlohmann::json one = eval({"--documents", "one.jsonl"});
+  eval({"--documents", "three.jsonl", "--ranks", "3"});
+  const std::string written = read_bytes("one.jsonl");
+  EXPECT_EQ(read_bytes("three.jsonl"), written);
+  const nlohmann::json line = nlohmann::json::parse(written);  // the text is one document
+  EXPECT_EQ(line["document"], 0);
+  EXPECT_EQ(line["tokens"], one["tokens"]);
+  EXPECT_NEAR(line["loss"], one["loss"].get<double>(), 1e-6);
+  EXPECT_EQ(one["documents"], 1);
+  EXPECT_EQ(one["loss_per_document"], line["loss"]);
+  expect_refused({"eval", "run", "--documents", "nowhere/losses.jsonl"}, ExitCode::kUsage,
+                 "--documents nowhere/losses.jsonl: is not the name of a file");
 }
 
 TEST_F(MemoryProcess, TextIsGeneratedAndScored) {

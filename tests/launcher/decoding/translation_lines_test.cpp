@@ -91,6 +91,25 @@ TEST_F(TranslationLines, ExactMatchOfASplitIsThatOfItsTexts) {
   EXPECT_EQ(rows_of(read_bytes("texts")), texts);
 }
 
+// The first wrong id is the same, whatever follows it.
+TEST_F(TranslationLines, ExactMatchWithTrueTokensIsThatOfGreedySearch) {
+  const std::vector<std::string> command = {"generate", "run",     "--split",
+                                            "test",     "--score", "exact_match"};
+  const auto all_of = [&](std::vector<std::string> more) {
+    more.insert(more.begin(), command.begin(), command.end());
+    std::istringstream row(rows_of(out_of(more)).back());
+    std::string name, cases, match, edits;
+    row >> name >> cases >> match >> edits;
+    EXPECT_EQ(name, "all");
+    return std::pair(match, std::stod(edits));
+  };
+  const auto greedy = all_of({"--beam", "1"}), forced = all_of({"--teacher-forced"});
+  EXPECT_EQ(forced.first, greedy.first);
+  EXPECT_GT(forced.second, 0);
+  EXPECT_NE(forced.second, greedy.second);
+  EXPECT_EQ(all_of({"--teacher-forced", "--ranks", "2", "--batch", "3"}), forced);
+}
+
 // A model that has learned to sort short sequences: more than chance by far.
 TEST_F(TranslationLines, LinesOfAFileAreTranslated) {
   const std::vector<std::string> texts =
@@ -161,6 +180,10 @@ TEST_F(TranslationLines, WhatTheModelCannotDoIsRefused) {
   expect_refused({"generate", "run", "--split", "valid", "--corpus", "nowhere"}, ExitCode::kData,
                  "nowhere");
   expect_refused({"generate", "run", "--score", "bleu"}, ExitCode::kUsage, "--split");
+  expect_refused({"generate", "run", "--split", "test", "--score", "bleu", "--teacher-forced"},
+                 ExitCode::kUsage, "--teacher-forced: needs --score exact_match");
+  expect_refused({"eval", "run", "--documents", "losses.jsonl"}, ExitCode::kUsage,
+                 "--documents losses.jsonl: only a language model");
   expect_refused({"sample", "run", "--prompt", "1"}, ExitCode::kUsage, "run");
   expect_refused({"score", "run", "--input", "sources.txt"}, ExitCode::kData,
                  "sources.txt:1: is not a JSON object; a line is {\"source\": \"...\"");

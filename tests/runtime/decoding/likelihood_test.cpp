@@ -83,6 +83,24 @@ TEST(Likelihood, GreedyTokensAreTheLikeliestOnes) {
   EXPECT_TRUE(likelihoods(model, {{given, 3}})[0].is_greedy);
 }
 
+TEST(Likelihood, LikeliestTokensFollowTheTrueOnes) {
+  ToyScorer model;
+  const std::vector<ScoredTokens> texts = {{{1, 2, 3, 4, 5}, 2}, {{6, 0}, 1}, {{4, 3, 2, 1}, 3}};
+  const auto found = likeliest_tokens(model, texts);
+  ASSERT_EQ(found.size(), texts.size());
+  for (std::size_t i = 0; i < texts.size(); ++i) {
+    const std::vector<std::int32_t>& ids = texts[i].ids;
+    std::vector<std::int32_t> expected;
+    for (std::size_t t = ids.size() - static_cast<std::size_t>(texts[i].num_counted);
+         t < ids.size(); ++t) {
+      expected.push_back(ToyScorer::after(ids[t - 1], static_cast<std::int64_t>(t) - 1, 0)
+                             .argmax()
+                             .item<std::int32_t>());
+    }
+    EXPECT_EQ(found[i], expected);
+  }
+}
+
 TEST(Likelihood, DocumentsBeginAtPositionZero) {
   ToyScorer model;
   constexpr std::int32_t kEnd = 6;
