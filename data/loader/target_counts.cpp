@@ -92,8 +92,9 @@ class Counter {
     if (starts_document && counts_.added_spaces() > 0 && text.starts_with(' '))
       text.remove_prefix(1);
     after_space_ |= starts_document || !keeps_white_space_;
-    std::int64_t words = 0;
+    std::int64_t words = 0, characters = 0;
     for (const char c : text) {
+      characters += begins_character(c);
       const bool space = is_white_space(c);
       words += !space && after_space_;
       after_space_ = space;
@@ -102,6 +103,7 @@ class Counter {
     const auto bytes = static_cast<std::int64_t>(text.size());
     ++targets_.tokens;
     targets_.bytes += bytes;
+    targets_.characters += characters;
     targets_.words += words;
     targets_.line_ends += std::ranges::count(text, '\n');
     if (known) return;
@@ -153,6 +155,12 @@ std::optional<double> TargetCounts::bits_per_byte(double nats) const {
   return cost ? std::optional(*cost / std::numbers::ln2) : std::nullopt;
 }
 
+std::optional<double> TargetCounts::bits_per_character(double nats) const {
+  if (!no_bytes.empty()) return std::nullopt;
+  const auto cost = mean_cost(*this, nats, characters);
+  return cost ? std::optional(*cost / std::numbers::ln2) : std::nullopt;
+}
+
 std::optional<double> TargetCounts::word_perplexity(double nats) const {
   if (!no_words.empty()) return std::nullopt;
   const auto cost = mean_cost(*this, nats, words);
@@ -198,7 +206,9 @@ TargetCounts count_targets(const Corpus& corpus, const WindowOptions& options,
   if (inside > 0 && targets.tokens > 0) {
     const double share =
         static_cast<double>(targets.tokens) / static_cast<double>(reader.elements() - 1);
-    targets.bytes = std::max<std::int64_t>(0, targets.bytes - std::llround(inside * share));
+    const std::int64_t added = std::llround(inside * share);
+    targets.bytes = std::max<std::int64_t>(0, targets.bytes - added);
+    targets.characters = std::max<std::int64_t>(0, targets.characters - added);
   }
   return targets;
 }

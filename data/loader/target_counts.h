@@ -16,9 +16,9 @@ struct TargetCounts {
   std::int64_t tokens = 0;          // the targets themselves
   std::int64_t unknown_tokens = 0;  // targets that are the unknown id
   std::int64_t unknown_bytes = 0;   // of text that these stand for
-  // Bytes of text that the targets stand for; words (runs of anything but ASCII white space) and
-  // line ends that begin in them. End marks stand for none.
-  std::int64_t bytes = 0, words = 0, line_ends = 0;
+  // Bytes of text that the targets stand for; characters, words (runs of anything but ASCII white
+  // space) and line ends that begin in them. End marks stand for none.
+  std::int64_t bytes = 0, characters = 0, words = 0, line_ends = 0;
   // Why metrics per byte, and per word, cannot be computed; empty if they can.
   std::string no_bytes{}, no_words{};
 
@@ -27,6 +27,7 @@ struct TargetCounts {
   // So metrics are comparable between vocabularies. Unset: see no_bytes and no_words, or the text
   // has none.
   std::optional<double> bits_per_byte(double nats) const;
+  std::optional<double> bits_per_character(double nats) const;
   std::optional<double> word_perplexity(double nats) const;
   // The same with line ends as words.
   std::optional<double> word_and_line_perplexity(double nats) const;

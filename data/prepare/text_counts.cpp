@@ -32,7 +32,7 @@ void TextCounter::add(std::string_view text) {
   std::int64_t characters = 0, words = 0, sentences = 0;
   bool in_word = in_word_, line_has_word = line_has_word_;
   for (const char c : text) {
-    characters += (static_cast<unsigned char>(c) & 0xc0) != 0x80;
+    characters += begins_character(c);
     const bool space = is_white_space(c);
     words += !space && !in_word;
     in_word = !space;

@@ -181,7 +181,7 @@ def compare_first_loss(threads):
 
 
 def train(folder, name, steps, threads, settings=()):
-    """Tokens/s, and the run."""
+    """Tokens/s after the first steps, and the run."""
     run = FOLDER / name
     lines = runs.train(CONFIG, run, [f"data.corpus={folder}", *training(steps), *settings],
                        threads=threads)
@@ -194,7 +194,8 @@ def compare_training(a):
     torch.set_num_threads(a.threads)
     compare_first_loss(a.threads)
     folder, (sources, targets), end = corpus("corpus", 4096, seed=1)
-    _, run = train(folder, "training", 1, a.threads)
+    run = FOLDER / "untrained"
+    runs.train(CONFIG, run, [f"data.corpus={folder}", *training(1)], threads=a.threads)
     peer = Peer(weights_of(run))
     batches = [batch_of(sources[i:i + BATCH], targets[i:i + BATCH], end)
                for i in range(0, BATCH * a.steps, BATCH)]

@@ -24,6 +24,11 @@ std::string with_replacements(std::string_view text);
 // there. Leaves out at most three bytes, and no invalid ones.
 std::size_t complete_utf8(std::string_view text);
 
+// Whether the byte of a valid text is the first one of a character.
+inline bool begins_character(char byte) {
+  return (static_cast<unsigned char>(byte) & 0xc0) != 0x80;
+}
+
 // ASCII white space, which separates words.
 inline bool is_white_space(char c) { return c == ' ' || (c >= '\t' && c <= '\r'); }
 

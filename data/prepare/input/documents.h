@@ -42,7 +42,7 @@ struct Document {
   // Of a document among many in a file (data/prepare/input/text_source.h, data/prepare/table.h),
   // valid during the visit. The text of any other document is its file.
   std::optional<std::string_view> text = {};
-  std::string_view label = {};  // of a row of a table
+  std::string_view label = "";  // of a row of a table; never null
   // The other text of a pair. Of a target: its source; of the file of targets: that of the sources;
   // of the first text of a row: the second one. Else null.
   const Document* partner = nullptr;

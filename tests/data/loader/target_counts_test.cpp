@@ -119,6 +119,7 @@ TEST_F(TargetCountsTest, AreThoseOfThePredictedTextByHand) {
   const TargetCounts all = count(corpus, 3, kAll);
   EXPECT_EQ(all.tokens, 7);
   EXPECT_EQ(all.bytes, 14);  // of 15
+  EXPECT_EQ(all.characters, 14);
   EXPECT_EQ(all.unknown_tokens, 2);
   EXPECT_EQ(all.unknown_bytes, 6 + 1);  // " zebra" and the tab
   EXPECT_EQ(all.words, 4);              // a zebra a b
@@ -190,10 +191,22 @@ TEST_F(TargetCountsTest, NeverHoldBytesThatAreNotPredicted) {
         if (tokenizer != "bytes") continue;
         const bool starts_hidden = corpus == &many && restart;
         EXPECT_EQ(whole.bytes, counts.bytes() - (starts_hidden ? 30 : 1));
+        EXPECT_EQ(whole.characters, counts.characters() - (starts_hidden ? 30 : 1));
         EXPECT_EQ(whole.words, counts.words() - (starts_hidden ? 30 : 1));
       }
     }
   }
+}
+
+TEST_F(TargetCountsTest, ACharacterCountsWhereItBegins) {
+  // As bytes: \xc3 \xa9 | \xe4 \xb8 \xad | a \xf0 \x9f \x8e \xb2; the first byte is no target.
+  const Corpus corpus = prepare("bytes\n", "\u00e9\u4e2da\U0001f3b2", "bytes", 0);
+  const TargetCounts all = count(corpus, 100, kAll), first = count(corpus, 2, 1);
+  EXPECT_EQ(all.bytes, 9);
+  EXPECT_EQ(all.characters, 3);
+  EXPECT_EQ(first.bytes, 2);
+  EXPECT_EQ(first.characters, 1);
+  EXPECT_DOUBLE_EQ(*all.bits_per_character(5), 5 / std::numbers::ln2 / 3);
 }
 
 TEST_F(TargetCountsTest, EndMarksAndWordsAcrossDocumentsCount) {
