@@ -201,7 +201,7 @@ void CommandLine::add_eval() {
   add_number(c, "--sequences", eval_.sequences, 0, 1'000'000'000'000,
              "number of sequences to read, from the start of the split or text; 0 = all");
   c->add_option("--documents", eval_.documents,
-                "also write a JSON object with the loss of each document to this file")
+                "also write a line of JSON with the loss of each document to this file")
       ->type_name("FILE");
   add_device(c, eval_.device);
   add_settings(c, eval_.settings);

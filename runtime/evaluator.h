@@ -12,7 +12,7 @@
 //
 // Classifiers: the loss has no class weights, and the confusion matrix is a sum of integers.
 //
-// The nats of a document are added as whole multiples of 2^-32, so their order does not matter.
+// The nats of a document are added as whole multiples of 2^-24, so their order does not matter.
 #pragma once
 
 #include <cstdint>

@@ -40,8 +40,8 @@ class ShardReader {
   std::uint64_t read(std::int64_t from, std::int64_t count, std::int64_t* out);
   // Appends the document ends e in this shard with from < e <= to.
   void append_document_ends(std::int64_t from, std::int64_t to, std::vector<std::int64_t>& out);
-  // The first document that ends in this shard behind an element; one more than the last if none
-  // does.
+  // The first document of this shard whose end is greater than this position; one more than the
+  // last if there is none.
   std::int64_t document_behind(std::int64_t element);
   // The end of a document that ends in this shard, by its number in the stream. Not validated.
   std::uint64_t document_end(std::int64_t document);
@@ -163,8 +163,9 @@ class StreamReader {
   // ends, so memory does not depend on the number of documents. Error(kData) if they are not in
   // order.
   std::pair<std::int64_t, std::int64_t> document(std::int64_t i);
-  // The number of the document that holds a token.
+  // The number of the document that holds a token; documents() if a damaged corpus has none.
   std::int64_t document_of(std::int64_t token) { return shards_.document_of(token); }
+  const std::string& file_of(std::int64_t token) const { return shards_.file_of(token); }
 
  private:
   ShardSequence shards_;

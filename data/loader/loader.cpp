@@ -23,10 +23,10 @@
 namespace birkhoff {
 namespace {
 
-// If rows take longer and the thread waited in between, they were not in the page cache, although
-// they were announced. From then on all rows are announced before they are read; if they are fast,
-// announcing has made them so. Otherwise only the first are: announcing a row that is in the page
-// cache costs a tenth of reading it. A thread that lost its CPU to another did not wait.
+// If rows take longer and the thread waited in between, they were probably not in the page cache,
+// although they were announced. From then on all rows are announced before they are read; if they
+// are fast, announcing has made them so. Otherwise only the first are: announcing a row that is in
+// the page cache costs a tenth of reading it. A thread that lost its CPU to another did not wait.
 constexpr std::chrono::microseconds kSlowRow{50};
 constexpr std::int64_t kRowsAhead = 512;
 

@@ -151,6 +151,10 @@ class TokenWindows : public SampleSource {
         ++document;
         ++end;
       }
+      if (t < count && document >= reader_.documents()) {
+        fail(ExitCode::kData, "{}: token {} belongs to no document; prepare the corpus again",
+             reader_.file_of(first + t), first + t);
+      }
       documents[t] = document;
     }
   }

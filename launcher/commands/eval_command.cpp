@@ -286,7 +286,8 @@ int evaluate_in_world(const EvalArguments& arguments, World& world, const StopSi
 int eval_command(const EvalArguments& arguments, std::ostream& out, std::ostream& err) {
   if (const std::filesystem::path file = arguments.documents; !file.empty()) {
     // Found before hours of work.
-    if ((exists(file) && !is_regular_file(file)) || !is_directory(absolute(file).parent_path())) {
+    if (file == "-" || (exists(file) && !is_regular_file(file)) ||
+        !is_directory(absolute(file).parent_path())) {
       fail(ExitCode::kUsage, "--documents {}: is not the name of a file in an existing folder",
            arguments.documents);
     }

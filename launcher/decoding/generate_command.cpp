@@ -182,8 +182,8 @@ class Generation {
     return printed;
   }
 
-  // The likeliest ids in place of those of the references, each after the true ones before it. Of
-  // sources that follow those of earlier calls.
+  // The likeliest ids in place of those of the references, each after the true ones before it. The
+  // sources follow those of earlier calls.
   std::vector<FoundSequence> predictions_for(
       const std::vector<std::vector<std::int32_t>>& sources,
       const std::vector<std::vector<std::int32_t>>& references) {
@@ -210,7 +210,7 @@ class Generation {
                    std::ssize(sources), predict_batch);
   }
 
-  // Of sources that follow those of earlier calls.
+  // The sources follow those of earlier calls.
   std::vector<FoundSequence> sequences_for(const std::vector<std::vector<std::int32_t>>& sources) {
     std::vector<std::int64_t> lengths;
     for (const auto& source : sources) lengths.push_back(std::ssize(source));
@@ -241,7 +241,8 @@ class Generation {
   const SequencePrinter printer;
 
  private:
-  // Computes the sequences of the lines on ranks. of_batch returns the bytes_of() those of a batch.
+  // Computes the sequences of the lines on ranks. of_batch returns bytes_of() each sequence of a
+  // batch.
   template <typename OfBatch>
   std::vector<FoundSequence> compute(const Batches& batches, std::int64_t num_lines,
                                      const OfBatch& of_batch) {

@@ -53,6 +53,11 @@ at::Tensor log_sums(const at::Tensor& logits_BTV) {
   return sums_N.view({logits_BTV.size(0), logits_BTV.size(1)});
 }
 
+[[noreturn]] void fail_as_not_finite() {
+  fail(ExitCode::kNumerical,
+       "the model's log-probabilities are not finite; use an earlier checkpoint");
+}
+
 struct Prediction {
   at::Tensor logits_BTV;  // on the model's device
   at::Tensor targets_BT;  // on the CPU; padded
@@ -115,24 +120,25 @@ std::vector<Likelihood> likelihoods(TokenScorer& model, const std::vector<Scored
       likelihood.is_greedy &= likeliest_BT.const_data_ptr<std::int64_t>()[i] ==
                               targets_BT.const_data_ptr<std::int64_t>()[i];
     }
-    if (!std::isfinite(likelihood.log_probability)) {
-      fail(ExitCode::kNumerical,
-           "the model's log-probabilities are not finite; use an earlier checkpoint");
-    }
+    if (!std::isfinite(likelihood.log_probability)) fail_as_not_finite();
     results.push_back(likelihood);
   }
   return results;
 }
 
 std::vector<std::vector<std::int32_t>> likeliest_tokens(TokenScorer& model,
-                                                        const std::vector<ScoredTokens>& texts,
-                                                        std::optional<std::int32_t> restart_after) {
+                                                        const std::vector<ScoredTokens>& texts) {
   const c10::AutoGradMode no_gradients(false);
-  const Prediction prediction = predict(model, texts, restart_after);
-  const at::Tensor likeliest_BT = at::argmax(prediction.logits_BTV, 2).to(at::kCPU, at::kInt);
+  const Prediction prediction = predict(model, texts, std::nullopt);
+  const auto [most_BT, id_BT] = prediction.logits_BTV.max(2);
+  const at::Tensor likeliest_BT = id_BT.to(at::kCPU, at::kInt).contiguous(),
+                   largest_BT = most_BT.to(at::kCPU, at::kDouble).contiguous();
   std::vector<std::vector<std::int32_t>> results;
   for (const ScoredTokens& text : texts) {
     const auto [begin, end] = prediction.counted(std::ssize(results), text);
+    const double* largest = largest_BT.const_data_ptr<double>();
+    if (!std::all_of(largest + begin, largest + end, [](double x) { return std::isfinite(x); }))
+      fail_as_not_finite();
     const auto* likeliest = likeliest_BT.const_data_ptr<std::int32_t>();
     results.emplace_back(likeliest + begin, likeliest + end);
   }

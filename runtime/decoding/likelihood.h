@@ -35,9 +35,8 @@ std::vector<Likelihood> likelihoods(TokenScorer& model, const std::vector<Scored
                                     std::optional<std::int32_t> restart_after = std::nullopt);
 
 // For each text and each of its counted tokens, the likeliest token (the smallest id of equals)
-// after the true tokens before it. Arguments as above.
-std::vector<std::vector<std::int32_t>> likeliest_tokens(
-    TokenScorer& model, const std::vector<ScoredTokens>& texts,
-    std::optional<std::int32_t> restart_after = std::nullopt);
+// after the true tokens before it. Texts and errors as above.
+std::vector<std::vector<std::int32_t>> likeliest_tokens(TokenScorer& model,
+                                                        const std::vector<ScoredTokens>& texts);
 
 }  // namespace birkhoff

@@ -22,17 +22,17 @@ TaskFigures TextTargets::details(double nats) const {
   const double perplexity = std::exp(nats / static_cast<double>(counts_.tokens));
   result.figures = {
       {"perplexity", perplexity, fmt::format("perplexity {:.5g} per token", perplexity)}};
-  if (const auto bits = counts_.bits_per_character(nats)) {
-    result.figures.push_back(
-        {"bits_per_character", *bits, fmt::format("{} bits per character", fixed_text(*bits, 4))});
-  }
   const double share =
       static_cast<double>(counts_.unknown_tokens) / static_cast<double>(counts_.tokens);
   result.counts = {
       {"unknown_tokens", counts_.unknown_tokens,
        fmt::format("{} of them unknown ({:.3g} %)", counts_.unknown_tokens, 100 * share)},
-      {"unknown_bytes", counts_.unknown_bytes, ""},
-      {"characters", counts_.characters, ""}};
+      {"unknown_bytes", counts_.unknown_bytes, ""}};
+  if (const auto bits = counts_.bits_per_character(nats)) {
+    result.figures.push_back(
+        {"bits_per_character", *bits, fmt::format("{} bits per character", fixed_text(*bits, 4))});
+    result.counts.push_back({"characters", counts_.characters, ""});
+  }
   const auto word = counts_.word_perplexity(nats);
   if (!word) return result;
   const double word_and_line = *counts_.word_and_line_perplexity(nats);

@@ -3,7 +3,7 @@ a plain PyTorch loop that keeps keys and values: with one source at a time, and 
 
 The sources are lines of random symbols, and the weights are random. The output layer has a table of
 its own: with that of the inputs, the likeliest token would be the one before, an end mark. So
-nearly all texts have --tokens tokens; those that end earlier do not count as more. Greedy texts of
+nearly all texts have --tokens tokens; of one that ends earlier, only its own count. Greedy texts of
 both sides are compared first: they must agree but for ties that rounding decides. Ours is the whole
 program: the time of many lines less the time of few, so without its start.
 """

@@ -5,6 +5,7 @@
 #include <cstring>
 #include <fstream>
 
+#include "cluster/base/files/checksum.h"
 #include "cluster/base/files/sandboxed_child.h"
 #include "data/corpus/corpus.h"
 #include "data/corpus/hdf5.h"
@@ -15,6 +16,7 @@
 #include "data/corpus/verify.h"
 #include "tests/data/helpers.h"
 #include "tests/data/prepare_helpers.h"
+#include "tests/data/record_helpers.h"
 
 namespace birkhoff {
 namespace {
@@ -167,6 +169,53 @@ TEST(Shards, ADamagedPageIsNamedAtFirstTouchAndOthersStillRead) {
   }
   expect_error(ExitCode::kData, [&] { verify_corpus(corpus); },
                {"train-tokens-00001.h5", "page 2 of /tokens"});
+}
+
+// Streams written before manifests stated the size of pages have pages of 64 KiB.
+TEST(Shards, PagesOf64KiBAreRead) {
+  TemporaryFolder folder;
+  sample_corpus(folder);
+  const std::string path = folder / "corpus";
+  Numbers expected(300004), all(300004), ends;
+  {
+    StreamReader reader(Corpus(path), "train", "tokens");
+    reader.read(0, 300004, expected.data());
+    ends = reader.document_ends(0, 300004);
+  }
+  edit_manifest(path, [&](CorpusManifest& manifest) {
+    for (auto& shard : *manifest.mutable_split(0)->mutable_stream(0)->mutable_shard()) {
+      ASSERT_EQ(shard.page_bytes(), 4096);
+      std::string bytes = read_text(path + "/" + shard.file());
+      std::vector<std::uint32_t> crcs;  // fewer, so they fit in place
+      const auto add = [&](std::int64_t begin, std::int64_t size) {
+        for (std::int64_t at = 0; at < size; at += 65536) {
+          crcs.push_back(
+              crc32c(bytes.data() + begin + at,
+                     static_cast<std::size_t>(std::min<std::int64_t>(65536, size - at))));
+        }
+      };
+      add(shard.values_offset(), shard.values_bytes());
+      add(shard.documents_offset(), shard.documents_bytes());
+      const std::size_t table_bytes = 4 * crcs.size();
+      bytes.replace(static_cast<std::size_t>(shard.page_crcs_offset()), table_bytes,
+                    reinterpret_cast<const char*>(crcs.data()), table_bytes);
+      write_text(path + "/" + shard.file(), bytes);
+      shard.clear_page_bytes();
+      shard.set_page_crcs_bytes(static_cast<std::int64_t>(table_bytes));
+      shard.set_page_crcs_crc(crc32c(crcs.data(), table_bytes));
+    }
+  });
+  const Corpus corpus(path);
+  StreamReader reader(corpus, "train", "tokens");
+  reader.read(0, 300004, all.data());
+  EXPECT_EQ(all, expected);
+  EXPECT_EQ(reader.document_ends(0, 300004), ends);
+  const auto& shard = corpus.stream("train", "tokens").shard(0);
+  flip_byte(path + "/" + shard.file(), shard.values_offset() + 65536 + 4096);
+  StreamReader again(corpus, "train", "tokens");
+  again.read(0, 100, all.data());
+  expect_error(ExitCode::kData, [&] { again.read(32768, 1, all.data()); },
+               {"train-tokens-00000.h5", "page 1 of /tokens (64 KiB at byte"});
 }
 
 TEST(Shards, DamageOfDocumentEndsAndPageTableIsFound) {

@@ -133,13 +133,18 @@ void read_labels(const Corpus& corpus, ByteReader& reader) {
 void read_windows(const Corpus& corpus, ByteReader& reader) {
   WindowOptions options;
   options.sequence_length = 1 + reader.take<std::uint8_t>();
-  options.restart_at_documents = true;
+  options.restart_at_documents = options.with_documents = true;
   const auto windows = evaluation_windows(corpus, options);
   const std::int64_t begin = std::abs(reader.take_size() % windows->num_samples());
   const Batch batch = read_samples(*windows, begin, std::min(begin + 4, windows->num_samples()));
   const auto* segments = batch.at(field::kSegments).const_data_ptr<std::int32_t>();
   const auto* positions = batch.at(field::kPositions).const_data_ptr<std::int64_t>();
+  const auto* documents = batch.at(field::kDocuments).const_data_ptr<std::int64_t>();
+  const auto* mask = batch.at(field::kMask).const_data_ptr<std::uint8_t>();
+  const std::int64_t num_documents = corpus.split("train").counts().documents();
   for (std::int64_t i = 0; i < batch.size() * options.sequence_length; ++i) {
+    expect_promise(mask[i] == 0 || (documents[i] >= 0 && documents[i] < num_documents),
+                   "a target is in a document");
     expect_promise(segments[i] >= 0 && segments[i] < options.sequence_length && positions[i] >= 0 &&
                        positions[i] < options.sequence_length,
                    "segments and positions are inside the window");
@@ -168,7 +173,7 @@ void fuzz_shard(std::string_view input) {
   for (int i = 0; i < num_shards; ++i) {
     auto& shard = *stream.add_shard();
     shard.set_file(fmt::format("{}.h5", i));
-    shard.set_page_bytes(shard_format::kPageBytes);
+    if (shape % 64 < 32) shard.set_page_bytes(shard_format::kPageBytes);  // else those of before
     write_input(folder, shard.file(), make_shard(reader, stream, 0, shard));
     elements += static_cast<std::uint64_t>(shard.elements());
     documents += static_cast<std::uint64_t>(shard.documents());

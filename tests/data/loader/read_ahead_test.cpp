@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <functional>
 #include <memory>
 #include <thread>
 
@@ -15,16 +16,17 @@
 namespace birkhoff {
 namespace {
 
-// After a batch that took long, all rows are announced: each once, in order, and before it is read.
-// It goes on while no other takes long, because announcing is the reason.
-TEST(ReadAhead, AnnouncesRowsOnceOneTookLong) {
-  struct Log {
-    std::vector<std::int64_t> announced, read;
-    bool all_before = true;
-  };
+struct ReadLog {
+  std::vector<std::int64_t> announced, read;
+  bool all_before = true;
+};
+
+// The rows that a loader announces and reads in 1,000 batches, of which `first` delays the first.
+ReadLog read_after(const std::function<void()>& first) {
   class Slow : public SampleSource {
    public:
-    explicit Slow(std::shared_ptr<Log> log) : log_(std::move(log)) {}
+    Slow(std::shared_ptr<ReadLog> log, std::function<void()> first)
+        : log_(std::move(log)), first_(std::move(first)) {}
     std::int64_t num_samples() const override { return 100000; }
     Batch make_batch(std::int64_t rows) const override {
       Batch batch;
@@ -32,7 +34,7 @@ TEST(ReadAhead, AnnouncesRowsOnceOneTookLong) {
       return batch;
     }
     void fill(Batch& batch, const std::vector<Row>& rows) override {
-      if (log_->read.empty()) std::this_thread::sleep_for(std::chrono::milliseconds(20));
+      if (log_->read.empty()) first_();
       for (const Row& row : rows) {
         log_->read.push_back(row.sample);
         log_->all_before &= std::ranges::count(log_->announced, row.sample) == 1;
@@ -44,17 +46,37 @@ TEST(ReadAhead, AnnouncesRowsOnceOneTookLong) {
     }
 
    private:
-    const std::shared_ptr<Log> log_;
+    const std::shared_ptr<ReadLog> log_;
+    const std::function<void()> first_;
   };
   const LoaderOptions options{.batches = {.global_batch = 8, .seed = 5, .rank = 1, .size = 2}};
-  const auto log = std::make_shared<Log>();
+  const auto log = std::make_shared<ReadLog>();
   {
-    TrainLoader loader(std::make_unique<Slow>(log), options, 0);
+    TrainLoader loader(std::make_unique<Slow>(log, first), options, 0);
     for (int i = 0; i < 1000; ++i) loader.next();
   }
-  EXPECT_TRUE(log->all_before);
-  ASSERT_GE(log->announced.size(), log->read.size() + 508);
-  EXPECT_TRUE(std::equal(log->read.begin(), log->read.end(), log->announced.begin()));
+  return *log;
+}
+
+// After a batch that had to wait, all rows are announced: each once, in order, and before it is
+// read. It goes on while no other waits, because announcing is the reason.
+TEST(ReadAhead, AnnouncesRowsOnceOneHadToWait) {
+  const ReadLog log =
+      read_after([] { std::this_thread::sleep_for(std::chrono::milliseconds(20)); });
+  EXPECT_TRUE(log.all_before);
+  ASSERT_GE(log.announced.size(), log.read.size() + 508);
+  EXPECT_TRUE(std::equal(log.read.begin(), log.read.end(), log.announced.begin()));
+}
+
+// A batch that computed for long, or had no CPU, says nothing about later rows.
+TEST(ReadAhead, AnnouncesOnlyTheFirstRowsWhereNoneWaited) {
+  const ReadLog log = read_after([] {
+    using Clock = std::chrono::steady_clock;
+    for (const auto start = Clock::now(); Clock::now() - start < std::chrono::milliseconds(20);) {
+    }
+  });
+  EXPECT_FALSE(log.all_before);
+  EXPECT_LT(log.announced.size(), 600u);
 }
 
 // Announcing changes nothing that is read, in rows of any shard, and finds missing files.

@@ -126,6 +126,12 @@ TEST(Likelihood, OfADivergedModelIsAnError) {
   } catch (const Error& error) {
     EXPECT_EQ(error.code(), ExitCode::kNumerical);
   }
+  try {
+    likeliest_tokens(model, {{{0, 1}, 1}});
+    ADD_FAILURE() << "no error";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ExitCode::kNumerical);
+  }
 }
 
 }  // namespace
