@@ -147,30 +147,35 @@ std::optional<double> mean_cost(const TargetCounts& targets, double nats, std::i
   return (nats + 8 * std::numbers::ln2 * spelt) / static_cast<double>(units);
 }
 
+std::optional<double> mean_bits(const TargetCounts& targets, double nats, std::int64_t units) {
+  if (!targets.no_bytes.empty()) return std::nullopt;
+  const auto cost = mean_cost(targets, nats, units);
+  return cost ? std::optional(*cost / std::numbers::ln2) : std::nullopt;
+}
+
+std::optional<double> mean_perplexity(const TargetCounts& targets, double nats,
+                                      std::int64_t units) {
+  if (!targets.no_words.empty()) return std::nullopt;
+  const auto cost = mean_cost(targets, nats, units);
+  return cost ? std::optional(std::exp(*cost)) : std::nullopt;
+}
+
 }  // namespace
 
 std::optional<double> TargetCounts::bits_per_byte(double nats) const {
-  if (!no_bytes.empty()) return std::nullopt;
-  const auto cost = mean_cost(*this, nats, bytes);
-  return cost ? std::optional(*cost / std::numbers::ln2) : std::nullopt;
+  return mean_bits(*this, nats, bytes);
 }
 
 std::optional<double> TargetCounts::bits_per_character(double nats) const {
-  if (!no_bytes.empty()) return std::nullopt;
-  const auto cost = mean_cost(*this, nats, characters);
-  return cost ? std::optional(*cost / std::numbers::ln2) : std::nullopt;
+  return mean_bits(*this, nats, characters);
 }
 
 std::optional<double> TargetCounts::word_perplexity(double nats) const {
-  if (!no_words.empty()) return std::nullopt;
-  const auto cost = mean_cost(*this, nats, words);
-  return cost ? std::optional(std::exp(*cost)) : std::nullopt;
+  return mean_perplexity(*this, nats, words);
 }
 
 std::optional<double> TargetCounts::word_and_line_perplexity(double nats) const {
-  if (!no_words.empty()) return std::nullopt;
-  const auto cost = mean_cost(*this, nats, words + line_ends);
-  return cost ? std::optional(std::exp(*cost)) : std::nullopt;
+  return mean_perplexity(*this, nats, words + line_ends);
 }
 
 TargetCounts count_targets(const Corpus& corpus, const WindowOptions& options,

@@ -104,28 +104,33 @@ struct EvaluationReport {
   }
 };
 
+// Calls visit(document, targets, mean loss) for each document with targets.
+template <typename Visit>
+void for_each_document(const DocumentSums& sums, const Visit& visit) {
+  for (std::size_t i = 0; i < sums.targets.size(); ++i) {
+    if (sums.targets[i] == 0) continue;
+    visit(i, sums.targets[i], sums.nats[i] / static_cast<double>(sums.targets[i]));
+  }
+}
+
 // The number of documents with targets, and the mean of their losses.
 std::pair<std::int64_t, double> documents_of(const DocumentSums& sums) {
   std::int64_t documents = 0;
   double losses = 0;
-  for (std::size_t i = 0; i < sums.targets.size(); ++i) {
-    if (sums.targets[i] == 0) continue;
+  for_each_document(sums, [&](std::size_t, std::int64_t, double loss) {
     ++documents;
-    losses += sums.nats[i] / static_cast<double>(sums.targets[i]);
-  }
+    losses += loss;
+  });
   return {documents, losses / static_cast<double>(documents)};
 }
 
 void write_documents(const std::string& path, const DocumentSums& sums) {
   write_file_durably(path, [&](File& file) {
-    for (std::size_t i = 0; i < sums.targets.size(); ++i) {
-      if (sums.targets[i] == 0) continue;
+    for_each_document(sums, [&](std::size_t document, std::int64_t targets, double loss) {
       const nlohmann::ordered_json line = {
-          {"document", i},
-          {"tokens", sums.targets[i]},
-          {"loss", sums.nats[i] / static_cast<double>(sums.targets[i])}};
+          {"document", document}, {"tokens", targets}, {"loss", loss}};
       file.write_all(line.dump() + '\n');
-    }
+    });
   });
 }
 

@@ -24,7 +24,8 @@ std::string with_replacements(std::string_view text);
 // there. Leaves out at most three bytes, and no invalid ones.
 std::size_t complete_utf8(std::string_view text);
 
-// Whether the byte of a valid text is the first one of a character.
+// Whether the byte is not inside a character. In text that is not valid, bytes may count that begin
+// none.
 inline bool begins_character(char byte) {
   return (static_cast<unsigned char>(byte) & 0xc0) != 0x80;
 }
