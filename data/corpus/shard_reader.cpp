@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 #include <memory>
+#include <ranges>
 #include <type_traits>
 
 #include "cluster/base/error.h"
@@ -127,25 +128,32 @@ void ShardReader::check_page(const Opened& from_file, const Region& region, std:
 void ShardReader::read_part(const Opened& from_file, const Region& region, std::int64_t from,
                             std::int64_t bytes, char* out) const {
   const std::int64_t first = from / page_bytes_, last = (from + bytes - 1) / page_bytes_;
-  std::int64_t page = first;
-  while (page <= last &&
-         from_file.checked->contains(static_cast<std::size_t>(region.first_page + page)))
-    ++page;
-  if (page > last) {
+  const std::int64_t begin = first * page_bytes_;
+  const std::int64_t end = std::min((last + 1) * page_bytes_, region.bytes);
+  const auto slot = [&](std::int64_t page) {
+    return static_cast<std::size_t>(region.first_page + page);
+  };
+  const auto is_checked = [&](std::int64_t page) {
+    return from_file.checked->contains(slot(page));
+  };
+  // Whole pages go straight into the caller's memory. Which of them are unchecked is looked up after
+  // the read: the bits and checksums arrive from memory meanwhile.
+  const bool is_whole = begin == from && end == from + bytes;
+  if (is_whole) {
+    from_file.checked->prefetch(slot(first));
+  } else if (std::ranges::all_of(std::views::iota(first, last + 1), is_checked)) {
     from_file.file.pread_exact(out, static_cast<std::size_t>(bytes), region.offset + from);
     return;
   }
-  // One read of whole pages, into the caller's memory if it is for whole pages.
-  const std::int64_t begin = first * page_bytes_;
-  const std::int64_t end = std::min((last + 1) * page_bytes_, region.bytes);
-  const bool is_whole = begin == from && end == from + bytes;
+  __builtin_prefetch(&page_crcs_[slot(first)]);
   thread_local std::vector<char> memory;
   if (!is_whole) memory.resize(static_cast<std::size_t>(end - begin));
   char* const pages = is_whole ? out : memory.data();
-  __builtin_prefetch(&page_crcs_[static_cast<std::size_t>(region.first_page + first)]);
   from_file.file.pread_exact(pages, static_cast<std::size_t>(end - begin), region.offset + begin);
-  for (page = first; page <= last; ++page)
-    check_page(from_file, region, page, pages + (page * page_bytes_ - begin));
+  for (std::int64_t page = first; page <= last; ++page) {
+    if (!is_checked(page))
+      check_page(from_file, region, page, pages + (page * page_bytes_ - begin));
+  }
   if (!is_whole) std::memcpy(out, pages + (from - begin), static_cast<std::size_t>(bytes));
 }
 

@@ -5,6 +5,7 @@
 // Several threads may read at once.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
 #include <deque>
@@ -55,20 +56,33 @@ class ShardReader {
     const char* name;
     std::int64_t offset, bytes, first_page;
   };
-  // Which pages are checked, a bit each, so that those of a large corpus stay in the CPU's caches.
-  // Only the bit passes between threads, so its order does not matter.
+  // Which pages are checked. A bit each, and for each group of pages how many are not checked yet:
+  // the counts of a large corpus stay in the CPU's caches, its bits do not. Only these numbers pass
+  // between threads, so their order does not matter.
   class CheckedPages {
    public:
-    explicit CheckedPages(std::size_t pages) : words_((pages + 63) / 64) {}
-    bool contains(std::size_t page) const {
-      return (words_[page / 64].load(std::memory_order_relaxed) >> page % 64 & 1) != 0;
+    explicit CheckedPages(std::size_t pages)
+        : words_((pages + 63) / 64), unchecked_((pages + kGroup - 1) / kGroup) {
+      for (std::size_t page = 0; page < pages; page += kGroup)
+        unchecked_[page / kGroup] = static_cast<std::uint32_t>(std::min(kGroup, pages - page));
     }
+    bool contains(std::size_t page) const {
+      return unchecked_[page / kGroup].load(std::memory_order_relaxed) == 0 ||
+             (words_[page / 64].load(std::memory_order_relaxed) & bit(page)) != 0;
+    }
+    // Fetches what contains() reads into the CPU's caches.
+    void prefetch(std::size_t page) const { __builtin_prefetch(&words_[page / 64]); }
     void insert(std::size_t page) {
-      words_[page / 64].fetch_or(std::uint64_t{1} << page % 64, std::memory_order_relaxed);
+      if ((words_[page / 64].fetch_or(bit(page), std::memory_order_relaxed) & bit(page)) == 0)
+        unchecked_[page / kGroup].fetch_sub(1, std::memory_order_relaxed);
     }
 
    private:
+    static constexpr std::size_t kGroup = 4096;
+    static std::uint64_t bit(std::size_t page) { return std::uint64_t{1} << page % 64; }
+
     std::vector<std::atomic<std::uint64_t>> words_;
+    std::vector<std::atomic<std::uint32_t>> unchecked_;
   };
   struct Opened {
     File file;

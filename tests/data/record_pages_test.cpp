@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <fstream>
+#include <thread>
 
 #include "cluster/base/files/checksum.h"
 #include "data/corpus/shard_reader.h"
@@ -118,6 +119,37 @@ TEST(RecordPages, OtherSizesThanPowersOfTwoAreRefused) {
                  {fmt::format("m: split[0].record[1].shard[0]: page_bytes is {}, not a power of "
                               "two from 4096 to 1048576",
                               bytes)});
+  }
+}
+
+// A damaged page is refused however many of the others threads have checked.
+TEST(RecordPages, ADamagedPageIsRefusedWhateverElseIsChecked) {
+  TemporaryFolder folder;
+  write_image_corpus(folder / "corpus", 1100, 1100);
+  const Corpus corpus(folder / "corpus");
+  const auto& record = corpus.record("train", "image");
+  const CorpusManifest::Shard& shard = record.shard(0);
+  const std::int64_t row_bytes = shard_format::row_bytes(record);
+  const std::int64_t num_pages = (shard.values_bytes() + 4095) / 4096;
+  EXPECT_EQ(num_pages, 17);
+  for (std::int64_t page = 0; page < num_pages; ++page) {
+    const std::int64_t bit = 8 * (shard.values_offset() + 4096 * page + 100);
+    flip_bit(folder / ("corpus/" + shard.file()), bit);
+    ShardSequence rows(corpus, record);
+    const auto read_others = [&] {
+      for (std::int64_t row = 0; row < record.rows(); ++row) {
+        const std::int64_t first = row * row_bytes / 4096,
+                           last = ((row + 1) * row_bytes - 1) / 4096;
+        if (last < page || first > page) rows_of(rows, record, row, 1);
+        const std::int64_t damaged = (4096 * page + 100) / row_bytes;
+        EXPECT_THAT(refusal_by([&] { rows_of(rows, record, damaged, 1); }),
+                    HasSubstr(fmt::format("page {} of /values", page)));
+      }
+    };
+    std::vector<std::thread> threads;
+    for (int i = 0; i < 3; ++i) threads.emplace_back(read_others);
+    for (std::thread& thread : threads) thread.join();
+    flip_bit(folder / ("corpus/" + shard.file()), bit);
   }
 }
 
