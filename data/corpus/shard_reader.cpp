@@ -136,8 +136,8 @@ void ShardReader::read_part(const Opened& from_file, const Region& region, std::
   const auto is_checked = [&](std::int64_t page) {
     return from_file.checked->contains(slot(page));
   };
-  // Whole pages go straight into the caller's memory. Which of them are unchecked is looked up after
-  // the read: the bits and checksums arrive from memory meanwhile.
+  // Whole pages go straight into the caller's memory. Which of them are unchecked is looked up
+  // after the read: the bits and checksums arrive from memory meanwhile.
   const bool is_whole = begin == from && end == from + bytes;
   if (is_whole) {
     from_file.checked->prefetch(slot(first));
