@@ -31,10 +31,14 @@ constexpr Patience kThreadPatience{std::chrono::microseconds(0), std::chrono::mi
 class PollPause {
  public:
   explicit PollPause(Patience patience) : patience_(patience) {}
-  void restart() { start_ = Clock::now(); }
-  void operator()() const {
+  void restart() { waits_ = false; }
+  // The first call starts the clock: reading it takes a tenth of a small message's time.
+  void operator()() {
     using std::chrono::microseconds;
-    const auto waited = std::chrono::duration_cast<microseconds>(Clock::now() - start_);
+    const Clock::time_point now = Clock::now();
+    if (!waits_) start_ = now;
+    waits_ = true;
+    const auto waited = std::chrono::duration_cast<microseconds>(now - start_);
     if (waited < patience_.keeps) return;
     if (waited < patience_.yields) {
       ::sched_yield();
@@ -46,7 +50,8 @@ class PollPause {
  private:
   using Clock = std::chrono::steady_clock;
   const Patience patience_;
-  Clock::time_point start_ = Clock::now();
+  bool waits_ = false;
+  Clock::time_point start_{};
 };
 
 }  // namespace
@@ -111,7 +116,6 @@ std::unique_ptr<Work> MpiGroup::submit(Operation operation) {
 std::unique_ptr<Work> MpiGroup::do_all_reduce(at::Tensor tensor, ReduceOp op) {
   return submit([this, tensor = std::move(tensor), op] {
     if (size() == 1) return;
-    const auto ranks = static_cast<std::size_t>(size());
     const bool small =
         is_small(static_cast<std::int64_t>(tensor.nbytes()), size(), /*on_gpus=*/false);
     if (ranks_.two_levels()) {
@@ -119,14 +123,14 @@ std::unique_ptr<Work> MpiGroup::do_all_reduce(at::Tensor tensor, ReduceOp op) {
       return all_reduce_in_levels(transfers, ranks_, tensor, op, small);
     }
     if (small) {
-      const std::vector<Piece> whole(ranks, {bytes_of(tensor), tensor.nbytes()});
-      return reduce_pieces(whole, op, tensor.scalar_type(), bytes_of(tensor));
+      const Piece whole{bytes_of(tensor), tensor.nbytes()};
+      return reduce_pieces([&](int) { return whole; }, op, tensor.scalar_type(), whole.data);
     }
     // Each rank owns and reduces one slice.
-    const std::vector<Piece> slices = slices_of(tensor, size());
-    const Piece& mine = slices[static_cast<std::size_t>(rank())];
-    reduce_pieces(slices, op, tensor.scalar_type(), mine.data);
-    exchange(std::vector(ranks, mine), slices);
+    const auto slice = [&](int of) { return slice_of(tensor, size(), of); };
+    const Piece mine = slice(rank());
+    reduce_pieces(slice, op, tensor.scalar_type(), mine.data);
+    exchange([&](int) { return mine; }, slice);
   });
 }
 
@@ -137,7 +141,8 @@ std::unique_ptr<Work> MpiGroup::do_reduce_scatter(at::Tensor output, at::Tensor 
       MpiTransfers transfers(*this);
       return reduce_scatter_in_levels(transfers, ranks_, output, input, op);
     }
-    reduce_pieces(slices_of(input, size()), op, input.scalar_type(), bytes_of(output));
+    reduce_pieces([&](int to) { return slice_of(input, size(), to); }, op, input.scalar_type(),
+                  bytes_of(output));
   });
 }
 
@@ -148,7 +153,7 @@ std::unique_ptr<Work> MpiGroup::do_all_gather(at::Tensor output, at::Tensor inpu
       return all_gather_in_levels(transfers, ranks_, output, input);
     }
     const Piece mine{bytes_of(input), input.nbytes()};
-    exchange(std::vector(static_cast<std::size_t>(size()), mine), slices_of(output, size()));
+    exchange([&](int) { return mine; }, [&](int from) { return slice_of(output, size(), from); });
   });
 }
 
@@ -158,7 +163,10 @@ std::unique_ptr<Work> MpiGroup::do_all_to_all(at::Tensor output,
                                               std::vector<std::int64_t> send_counts) {
   return submit([this, output = std::move(output), input = std::move(input),
                  receive_counts = std::move(receive_counts), send_counts = std::move(send_counts)] {
-    exchange(pieces_of(input, send_counts), pieces_of(output, receive_counts));
+    const std::vector<Piece> sends = pieces_of(input, send_counts),
+                             receives = pieces_of(output, receive_counts);
+    exchange([&](int to) { return sends[static_cast<std::size_t>(to)]; },
+             [&](int from) { return receives[static_cast<std::size_t>(from)]; });
   });
 }
 
@@ -186,10 +194,12 @@ std::unique_ptr<Work> MpiGroup::do_barrier() {
 
 // ---- Transfers
 
-void MpiGroup::exchange(const std::vector<Piece>& sends, const std::vector<Piece>& receives) {
-  for (int peer = 0; peer < size(); ++peer) {
-    start_transfers(peer, sends[static_cast<std::size_t>(peer)],
-                    receives[static_cast<std::size_t>(peer)]);
+template <typename SendOf, typename ReceiveOf>
+void MpiGroup::exchange(const SendOf& send_of, const ReceiveOf& receive_of) {
+  // This rank's own piece last: the others need not wait until it is copied.
+  for (int i = 1; i <= size(); ++i) {
+    const int peer = (rank() + i) % size();
+    start_transfers(peer, send_of(peer), receive_of(peer));
   }
   wait_for_requests();
 }
@@ -213,21 +223,20 @@ void MpiGroup::start_transfers(int peer, const Piece& out, const Piece& in) {
   });
 }
 
-void MpiGroup::reduce_pieces(const std::vector<Piece>& sends, ReduceOp op, at::ScalarType dtype,
+template <typename SendOf>
+void MpiGroup::reduce_pieces(const SendOf& send_of, ReduceOp op, at::ScalarType dtype,
                              std::byte* output) {
-  const Piece& mine = sends[static_cast<std::size_t>(rank())];
-  std::byte* received = scratch(mine.num_bytes * sends.size());
-  std::vector<Piece> receives;
-  std::vector<const void*> inputs;
-  receives.reserve(sends.size());
-  inputs.reserve(sends.size());
-  for (std::size_t p = 0; p < sends.size(); ++p) {
-    const bool is_mine = static_cast<int>(p) == rank();
-    receives.push_back(is_mine ? mine : Piece{received + p * mine.num_bytes, mine.num_bytes});
-    inputs.push_back(receives.back().data);
-  }
-  exchange(sends, receives);
-  reduce_in_order(op, dtype, inputs, output,
+  const Piece mine = send_of(rank());
+  std::byte* received = scratch(mine.num_bytes * static_cast<std::size_t>(size()));
+  const auto receive_of = [&](int from) {
+    return from == rank()
+               ? mine
+               : Piece{received + static_cast<std::size_t>(from) * mine.num_bytes, mine.num_bytes};
+  };
+  exchange(send_of, receive_of);
+  inputs_.clear();
+  for (int from = 0; from < size(); ++from) inputs_.push_back(receive_of(from).data);
+  reduce_in_order(op, dtype, inputs_, output,
                   static_cast<std::int64_t>(mine.num_bytes / c10::elementSize(dtype)));
 }
 

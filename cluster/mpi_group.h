@@ -61,13 +61,14 @@ class MpiGroup : public ProcessGroup {
   std::unique_ptr<Work> submit(Operation operation);
   // The running operation calls everything below.
 
-  // Sends piece p of `sends` to rank p and receives piece p of `receives` from it. This rank's own
-  // piece is copied, unless both are the same memory.
-  void exchange(const std::vector<Piece>& sends, const std::vector<Piece>& receives);
-  // Sends piece p to rank p; output = op over the pieces, of elements of type `dtype`, that all
-  // ranks send to this one.
-  void reduce_pieces(const std::vector<Piece>& sends, ReduceOp op, at::ScalarType dtype,
-                     std::byte* output);
+  // Sends send_of(p) to each rank p and receives receive_of(p) from it. This rank's own piece is
+  // copied, unless both are the same memory.
+  template <typename SendOf, typename ReceiveOf>
+  void exchange(const SendOf& send_of, const ReceiveOf& receive_of);
+  // Sends send_of(p) to each rank p; output = op over the pieces, of elements of type `dtype`, that
+  // all ranks send to this one.
+  template <typename SendOf>
+  void reduce_pieces(const SendOf& send_of, ReduceOp op, at::ScalarType dtype, std::byte* output);
   // Starts the transfers of two pieces: `out` to a peer, `in` from it. This rank's own is copied.
   void start_transfers(int peer, const Piece& out, const Piece& in);
   // Starts the transfer of a piece: start(data, count, request) of each part that one message
@@ -89,9 +90,10 @@ class MpiGroup : public ProcessGroup {
   int tag_ = 0;             // of the running operation
   bool on_caller_ = false;  // whether it runs on its caller's thread
   std::vector<MPI_Request> requests_;
-  std::vector<int> completed_;   // numbers of requests
-  std::vector<Buffer> buffers_;  // the operations share them
-  std::size_t num_buffers_ = 0;  // of the running operation
+  std::vector<int> completed_;       // numbers of requests
+  std::vector<const void*> inputs_;  // of a reduction
+  std::vector<Buffer> buffers_;      // the operations share them
+  std::size_t num_buffers_ = 0;      // of the running operation
   std::atomic<std::int64_t> bytes_sent_ = 0, bytes_between_nodes_ = 0;
   std::atomic<bool> abandoned_ = false;
   std::unique_ptr<OperationQueue> queue_;

@@ -32,17 +32,24 @@ inline std::vector<Piece> pieces_of(const at::Tensor& tensor,
   return pieces;
 }
 
-// All of a piece, or of a tensor, in nearly equal pieces of whole elements, one for each of
-// `num_ranks`.
-inline std::vector<Piece> slices_of(const Piece& whole, std::size_t element_bytes, int num_ranks) {
-  const auto ranks = static_cast<std::size_t>(num_ranks);
+// One of `num_ranks` nearly equal pieces of whole elements of a piece, or of a tensor.
+inline Piece slice_of(const Piece& whole, std::size_t element_bytes, int num_ranks, int rank) {
   const std::size_t elements = whole.num_bytes / element_bytes;
+  const auto start = [&](int of) {
+    return elements * static_cast<std::size_t>(of) / static_cast<std::size_t>(num_ranks);
+  };
+  const std::size_t begin = start(rank), end = start(rank + 1);
+  return {whole.data + begin * element_bytes, (end - begin) * element_bytes};
+}
+inline Piece slice_of(const at::Tensor& tensor, int num_ranks, int rank) {
+  return slice_of({bytes_of(tensor), tensor.nbytes()}, tensor.itemsize(), num_ranks, rank);
+}
+// All of them.
+inline std::vector<Piece> slices_of(const Piece& whole, std::size_t element_bytes, int num_ranks) {
   std::vector<Piece> slices;
-  slices.reserve(ranks);
-  for (std::size_t p = 0; p < ranks; ++p) {
-    const std::size_t begin = elements * p / ranks, end = elements * (p + 1) / ranks;
-    slices.push_back({whole.data + begin * element_bytes, (end - begin) * element_bytes});
-  }
+  slices.reserve(static_cast<std::size_t>(num_ranks));
+  for (int rank = 0; rank < num_ranks; ++rank)
+    slices.push_back(slice_of(whole, element_bytes, num_ranks, rank));
   return slices;
 }
 inline std::vector<Piece> slices_of(const at::Tensor& tensor, int num_ranks) {

@@ -89,7 +89,7 @@ struct GatherLinear : torch::autograd::Function<GatherLinear> {
     const at::Tensor mine_nC = x_nC.contiguous();
     const auto gather = group.all_gather_async(x_NC, mine_nC, kProductRows);
     at::Tensor d_x_NC = at::matmul(d_y_NO, weight_OC);
-    if (gradients[1].defined()) d_x_NC = d_x_NC + gradients[1];
+    if (gradients[1].defined()) d_x_NC.add_(gradients[1]);
     gather->wait();
     const PendingSum sum = start_sum(group, d_x_NC);
     variable_list result{sum.slice_nC, at::matmul(d_y_NO.t(), x_NC)};

@@ -101,11 +101,15 @@ Linear::Linear(const configs::Model& config, WeightRole role, std::int64_t input
 
 at::Tensor Linear::operator()(const at::Tensor& x, const TokenSlices& tokens) const {
   if (split_ != LinearSplit::kInputs) return gathered(x, tokens).y_BTO;
+  const at::Tensor x_BTI = rounded(x);
   at::Tensor part_BTO;
   std::int64_t first = 0;
   for (const at::Tensor& weight_OI : weights_OI) {
     const std::int64_t width = weight_OI.size(1);
-    const at::Tensor y = at::linear(rounded(x).narrow(-1, first, width), rounded(weight_OI));
+    // The backward pass of narrow() fills and copies a tensor.
+    const bool is_whole = width == x_BTI.size(-1);
+    const at::Tensor y =
+        at::linear(is_whole ? x_BTI : x_BTI.narrow(-1, first, width), rounded(weight_OI));
     part_BTO = part_BTO.defined() ? part_BTO + y : y;
     first += width;
   }

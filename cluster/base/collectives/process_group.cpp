@@ -20,10 +20,10 @@ thread_local double waited_by_thread = 0;  // seconds
 // Keeps the ring's record of an operation up to date while the caller waits.
 class RecordedWork : public Work {
  public:
-  RecordedWork(std::unique_ptr<Work> work, OperationRing& ring, std::int64_t sequence)
-      : work_(std::move(work)), ring_(ring), sequence_(sequence) {}
+  RecordedWork(std::unique_ptr<Work> work, OperationRing& ring, std::int64_t sequence, bool waiting)
+      : work_(std::move(work)), ring_(ring), sequence_(sequence), waiting_(waiting) {}
   void wait() override {
-    ring_.begin_waiting(sequence_);
+    if (!waiting_) ring_.begin_waiting(sequence_);
     const auto start = std::chrono::steady_clock::now();
     work_->wait();
     add_waited_seconds(
@@ -35,6 +35,7 @@ class RecordedWork : public Work {
   std::unique_ptr<Work> work_;
   OperationRing& ring_;
   std::int64_t sequence_;
+  bool waiting_;  // known to the ring since the start
 };
 
 // Misuse is a bug in the caller: every check names the operation and its purpose.
@@ -133,7 +134,7 @@ std::unique_ptr<Work> done_work() { return std::make_unique<DoneWork>(); }
 // ---- OperationRing
 
 std::int64_t OperationRing::start(std::string_view operation, std::string_view name,
-                                  const at::Tensor& tensor) {
+                                  const at::Tensor& tensor, bool waiting) {
   const std::lock_guard lock(mutex_);
   const std::int64_t sequence = next_++;
   Entry& entry = ring_[static_cast<std::size_t>(sequence) % kCapacity];
@@ -143,10 +144,12 @@ std::int64_t OperationRing::start(std::string_view operation, std::string_view n
   entry.shape.clear();
   entry.bytes = 0;
   if (tensor.defined()) {
-    entry.shape = tensor.sizes().vec();
+    entry.shape.assign(tensor.sizes().begin(), tensor.sizes().end());
     entry.bytes = static_cast<std::int64_t>(tensor.nbytes());
   }
-  entry.waiting = entry.done = false;
+  entry.waiting = waiting;
+  entry.done = false;
+  if (waiting) waiting_ = sequence;
   return sequence;
 }
 
@@ -192,7 +195,7 @@ std::int64_t OperationRing::total_operations() const {
 
 std::int64_t ProcessGroup::start(std::string_view operation, std::string_view name,
                                  const at::Tensor& tensor) {
-  const std::int64_t sequence = ring_.start(operation, name, tensor);
+  const std::int64_t sequence = ring_.start(operation, name, tensor, caller_waits_);
   std::uint32_t crc = crc32c(&sequence, sizeof(sequence));
   crc = crc32c(operation.data(), operation.size(), crc);
   crc = crc32c(name.data(), name.size(), crc);
@@ -201,7 +204,7 @@ std::int64_t ProcessGroup::start(std::string_view operation, std::string_view na
 }
 
 std::unique_ptr<Work> ProcessGroup::recorded(std::unique_ptr<Work> work, std::int64_t sequence) {
-  return std::make_unique<RecordedWork>(std::move(work), ring_, sequence);
+  return std::make_unique<RecordedWork>(std::move(work), ring_, sequence, caller_waits_);
 }
 
 template <typename Start>
@@ -285,13 +288,17 @@ void ProcessGroup::all_to_all(at::Tensor output, std::span<const std::int64_t> r
 void ProcessGroup::broadcast(at::Tensor tensor, int root, std::string_view name) {
   check_tensor(tensor, "broadcast", name);
   check(root >= 0 && root < size(), "broadcast", name, "root is not a rank of the group");
-  const std::int64_t sequence = start("broadcast", name, tensor);
-  start_and_wait([&] { return recorded(do_broadcast(std::move(tensor), root), sequence); });
+  start_and_wait([&] {
+    const std::int64_t sequence = start("broadcast", name, tensor);
+    return recorded(do_broadcast(std::move(tensor), root), sequence);
+  });
 }
 
 void ProcessGroup::barrier(std::string_view name) {
-  const std::int64_t sequence = start("barrier", name, at::Tensor());
-  start_and_wait([&] { return recorded(do_barrier(), sequence); });
+  start_and_wait([&] {
+    const std::int64_t sequence = start("barrier", name, at::Tensor());
+    return recorded(do_barrier(), sequence);
+  });
 }
 
 std::vector<std::string> ProcessGroup::all_gather_bytes(const std::string& mine,

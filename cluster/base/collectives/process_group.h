@@ -50,7 +50,9 @@ class OperationRing {
   };
   static constexpr std::size_t kCapacity = 256;
 
-  std::int64_t start(std::string_view operation, std::string_view name, const at::Tensor& tensor);
+  // waiting: the caller waits at once, without begin_waiting().
+  std::int64_t start(std::string_view operation, std::string_view name, const at::Tensor& tensor,
+                     bool waiting);
   void begin_waiting(std::int64_t sequence);
   void finish(std::int64_t sequence);
   // Oldest first, at most kCapacity.
