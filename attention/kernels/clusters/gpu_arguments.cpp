@@ -68,7 +68,8 @@ std::string why_not_gpu_kernels(const ClusterProblem& problem) {
   const bool fits =
       heads * std::max(x.size(2), ClusterRowsParams::kChunk * problem.documents.count) <=
           kMaxNumbers &&
-      heads * K <= kMaxNumbers && bound_of_slots(problem) <= kMaxNumbers;
+      heads * K * (ClusterShape::kMaxHeadDim / ClusterSumsParams::kColumns) <= kMaxNumbers &&
+      bound_of_slots(problem) <= kMaxNumbers;
   return fits ? "" : kTooManyRows;
 }
 

@@ -15,14 +15,15 @@
 //   other: the only memory for scores is [B, H, 32, L], for any K. Otherwise the range is all
 //   of K, and nothing is stored. Shared memory: two tiles of vectors and the best of each warp, up
 //   to 80 KiB.
-// nearest: a warp owns a cluster of the chunk in one document. 16 passes over its scores, two bits
-//   each, find the W-th largest, another counts those above it, and the last writes the rows above
-//   it and the first of those equal to it.
+// nearest: a team owns a cluster of the chunk in one document: a block of 256 threads, or a warp if
+//   documents are short. 8 passes over its scores, four bits each, find the W-th largest, another
+//   counts those above it, and the last writes the rows above it and the first of those equal to
+//   it. Each warp of a team has a run of successive rows.
 // distances: a block owns a head. Each thread adds every 256th row, then warps add up their lanes.
 // gradients: eight threads own a row.
-// sums: a block owns a cluster of a head of a sample; each of its warps visits every eighth run of
-//   32 rows and adds those of the cluster, and the warps' sums are added in order. LibTorch adds up
-//   samples.
+// sums: a block owns 64 columns of a cluster of a head of a sample; each of its warps lists the
+//   cluster's rows in every eighth run of 32 rows. Eight lanes add up every fourth row of a list,
+//   and their sums are added in order. LibTorch adds up samples.
 //
 // Each result has one owner, which adds in a fixed order: no atomics, the same bits each time.
 // Documents are read on the device, so nothing waits for the host.
@@ -151,48 +152,103 @@ __global__ void __launch_bounds__(kThreads, kRows == kManyRows ? 2 : 4)
   p.cluster[first_entry + row] = document < 0 ? -1 : of_row.cluster;
 }
 
+// Blocks that choose the nearest rows, with kTeamWarps warps for each cluster of a document.
+template <int kTeamWarps>
+struct NearestTeams {
+  static constexpr int kCount = kWarps / kTeamWarps;  // of a block
+  // Bits of a score that a pass decides, and the values that it compares with.
+  static constexpr int kBits = 4, kSteps = (1 << kBits) - 1;
+  // Shared memory: numbers of each warp, for two exchanges, so that a barrier is enough for each.
+  static constexpr std::size_t kBytes = kTeamWarps > 1 ? sizeof(int) * 2 * kWarps* kSteps : 0;
+};
+
+// If documents have as many rows, on average, a block chooses for each.
+constexpr int kManyRowsOfDocument = 1024;
+
 // The nearest rows of the clusters [begin, begin + count).
+template <int kTeamWarps>
 __global__ void __launch_bounds__(kThreads)
     nearest_kernel(const ClusterRowsParams p, int begin, int count) {
-  constexpr int kBits = 2, kSteps = (1 << kBits) - 1;
-  const std::int64_t number = std::int64_t{blockIdx.x} * kWarps + warp_number(),
+  using Teams = NearestTeams<kTeamWarps>;
+  constexpr int kBits = Teams::kBits, kSteps = Teams::kSteps;
+  const int lane = lane_number(), of_team = warp_number() % kTeamWarps;
+  const std::int64_t number = std::int64_t{blockIdx.x} * Teams::kCount + warp_number() / kTeamWarps,
                      head = number / p.num_documents / count;
   const int document = static_cast<int>(number % p.num_documents),
-            cluster = static_cast<int>(number / p.num_documents % count), lane = lane_number();
+            cluster = static_cast<int>(number / p.num_documents % count);
   if (head >= std::int64_t{p.shape.batch} * p.shape.heads) return;
   const std::int32_t* const document_ends =
       p.document_ends + (p.shared_documents ? 0 : head / p.shape.heads * p.num_documents);
-  const int first = document == 0 ? 0 : document_ends[document - 1], end = document_ends[document];
+  const int document_begin = document == 0 ? 0 : document_ends[document - 1],
+            document_end = document_ends[document], num_rows = document_end - document_begin;
   const int segment = document * p.shape.clusters + begin + cluster;
   const std::int32_t* const ends = p.ends + head * p.num_documents * p.shape.clusters;
   const int start = segment == 0 ? 0 : ends[segment - 1], wanted = ends[segment] - start;
   const std::uint32_t* const keys =
       p.keys + (head * ClusterRowsParams::kChunk + cluster) * p.shape.rows;
-  std::int32_t* next = p.nearest + head * p.slots + start;
+  // The rows of this warp.
+  const int num_runs = (num_rows + kWarp - 1) / kWarp,
+            share = (num_runs + kTeamWarps - 1) / kTeamWarps * kWarp,
+            first = document_begin + of_team * share, end = min(document_end, first + share);
+
+  // Gives f(w, its kCount numbers) for each warp w of the team. All threads of the team call it.
+  int exchanges = 0;
+  const auto exchange = [&]<int kCount>(const int(&of_warp)[kCount], auto f) {
+    if constexpr (kTeamWarps == 1) {
+      f(0, of_warp);
+    } else {
+      int* const numbers = reinterpret_cast<int*>(score_memory) + exchanges++ % 2 * kWarps * kSteps;
+      if (lane == 0) {
+#pragma unroll
+        for (int i = 0; i < kCount; ++i) numbers[of_team * kCount + i] = of_warp[i];
+      }
+      __syncthreads();
+      for (int w = 0; w < kTeamWarps; ++w) f(w, numbers + w * kCount);
+    }
+  };
 
   // The wanted-th largest key: the highest value that this many keys reach. All keys are above 0.
   std::uint32_t threshold = 0;
-  for (int shift = 32 - kBits; shift >= 0 && wanted < end - first; shift -= kBits) {
+  for (int shift = 32 - kBits; shift >= 0 && wanted < num_rows; shift -= kBits) {
     int reach[kSteps] = {};
-#pragma unroll 8
+#pragma unroll 4
     for (int row = first + lane; row < end; row += kWarp) {
       const std::uint32_t key = keys[row];
 #pragma unroll
       for (int s = 0; s < kSteps; ++s) reach[s] += key >= threshold + ((s + 1u) << shift);
     }
+    int of_team_reach[kSteps] = {};
+#pragma unroll
+    for (int s = 0; s < kSteps; ++s) reach[s] = __reduce_add_sync(kWholeWarp, reach[s]);
+    exchange(reach, [&](int, const int* of_warp) {
+#pragma unroll
+      for (int s = 0; s < kSteps; ++s) of_team_reach[s] += of_warp[s];
+    });
     std::uint32_t highest = threshold;
 #pragma unroll
     for (int s = 0; s < kSteps; ++s) {
-      if (__reduce_add_sync(kWholeWarp, reach[s]) >= wanted) {
-        highest = threshold + ((s + 1u) << shift);
-      }
+      if (of_team_reach[s] >= wanted) highest = threshold + ((s + 1u) << shift);
     }
     threshold = highest;
   }
-  int above = 0;
+  int counts[2] = {};  // rows above the threshold and at it
 #pragma unroll 8
-  for (int row = first + lane; row < end; row += kWarp) above += keys[row] > threshold;
-  int ties = wanted - __reduce_add_sync(kWholeWarp, above);  // rows at the threshold to choose
+  for (int row = first + lane; row < end; row += kWarp) {
+    counts[0] += keys[row] > threshold;
+    counts[1] += keys[row] == threshold;
+  }
+#pragma unroll
+  for (int& each : counts) each = __reduce_add_sync(kWholeWarp, each);
+  int above = 0, above_before = 0, tied_before = 0;  // of the team; of the warps before this one
+  exchange(counts, [&](int w, const int* of_warp) {
+    above += of_warp[0];
+    if (w >= of_team) return;
+    above_before += of_warp[0];
+    tied_before += of_warp[1];
+  });
+  int ties = wanted - above - tied_before;  // rows at the threshold that this warp may still choose
+  std::int32_t* next =
+      p.nearest + head * p.slots + start + above_before + min(tied_before, wanted - above);
   const unsigned before = (1u << lane) - 1;
   for (int run = first; run < end; run += kWarp) {
     const int row = run + lane;
@@ -271,42 +327,77 @@ __global__ void __launch_bounds__(kTeamThreads) gradients_kernel(const ClusterGr
   });
 }
 
+// Rows that a warp of sums lists, at most; runs of 32 rows whose clusters it loads at once.
+constexpr int kSumColumns = ClusterSumsParams::kColumns, kListedRows = 256, kRunsAtOnce = 4;
+static_assert(kSumColumns == kRowTeam * kTeamColumns);
+
 template <typename T>
-__global__ void __launch_bounds__(kThreads) sums_kernel(const ClusterSumsParams p) {
-  constexpr int kColumns = ClusterShape::kMaxHeadDim / kWarp;  // of a lane
+__global__ void __launch_bounds__(kThreads, 3) sums_kernel(const ClusterSumsParams p) {
+  constexpr int kTeams = kWarp / kRowTeam;
   const ClusterShape& shape = p.shape;
-  const int D = shape.head_dim, lane = lane_number();
-  const int cluster = static_cast<int>(blockIdx.x) % shape.clusters,
-            head = static_cast<int>(blockIdx.x) / shape.clusters, b = head / shape.heads,
-            h = head % shape.heads;
-  float sum[kColumns] = {};
-  int count = 0;
-  const std::int32_t* const clusters = p.cluster + std::int64_t{head} * shape.rows;
-  for (int run = warp_number() * kWarp; run < shape.rows; run += kThreads) {
-    const int own = run + lane;
-    unsigned members = __ballot_sync(kWholeWarp, own < shape.rows && clusters[own] == cluster);
-    count += __popc(members);
-    for (; members != 0; members &= members - 1) {
-      const T* const unit = row_of<const T>(p.unit, {b, h}, run + __ffs(members) - 1);
+  const int D = shape.head_dim, lane = lane_number(), warp = warp_number(), team = lane / kRowTeam;
+  const int parts = p.parts(), entry = static_cast<int>(blockIdx.x) / parts,  // in [B, H, K]
+      first_column = static_cast<int>(blockIdx.x) % parts * kSumColumns,
+            first = first_column + lane % kRowTeam * kTeamColumns, cluster = entry % shape.clusters,
+            head = entry / shape.clusters;
+  const GpuHead of{head / shape.heads, head % shape.heads};
+  float* const sums = reinterpret_cast<float*>(score_memory);  // [kWarps, kSumColumns]
+  int* const counts = reinterpret_cast<int*>(sums + kWarps * kSumColumns);
+  int* const listed = counts + kWarps + warp * kListedRows;
+  float sum[kTeamColumns] = {};
+  int count = 0, num_listed = 0;
+  const auto add_listed = [&] {
+    __syncwarp();
+#pragma unroll 4
+    for (int i = team; i < num_listed; i += kTeams) {
+      float run[kTeamColumns];
+      load_run(row_of<const T>(p.unit, of, listed[i]), first, D, run);
 #pragma unroll
-      for (int c = 0; c < kColumns; ++c) {
-        const int d = lane + c * kWarp;
-        if (d < D) sum[c] += to_float(unit[d]);
-      }
+      for (int c = 0; c < kTeamColumns; ++c) sum[c] += run[c];
     }
-  }
-  float* const sums = reinterpret_cast<float*>(score_memory);  // [kWarps, D + 1]
-  float* const of_warp = sums + warp_number() * (D + 1);
+    __syncwarp();
+    count += num_listed;
+    num_listed = 0;
+  };
+  const std::int32_t* const clusters = p.cluster + std::int64_t{head} * shape.rows;
+  for (int run = warp * kWarp; run < shape.rows; run += kRunsAtOnce * kThreads) {
+    std::int32_t of_rows[kRunsAtOnce];
 #pragma unroll
-  for (int c = 0; c < kColumns; ++c) {
-    if (lane + c * kWarp < D) of_warp[lane + c * kWarp] = sum[c];
+    for (int i = 0; i < kRunsAtOnce; ++i) {
+      const int row = run + i * kThreads + lane;
+      of_rows[i] = row < shape.rows ? clusters[row] : -1;
+    }
+#pragma unroll
+    for (int i = 0; i < kRunsAtOnce; ++i) {
+      const unsigned members = __ballot_sync(kWholeWarp, of_rows[i] == cluster);
+      if (of_rows[i] == cluster) {
+        listed[num_listed + __popc(members & ((1u << lane) - 1))] = run + i * kThreads + lane;
+      }
+      num_listed += __popc(members);
+    }
+    if (num_listed > kListedRows - kRunsAtOnce * kWarp) add_listed();
   }
-  if (lane == 0) of_warp[D] = static_cast<float>(count);
+  add_listed();
+#pragma unroll
+  for (int c = 0; c < kTeamColumns; ++c) {
+#pragma unroll
+    for (int distance = kRowTeam; distance < kWarp; distance *= 2) {
+      sum[c] += __shfl_xor_sync(kWholeWarp, sum[c], distance);
+    }
+    if (team == 0) sums[warp * kSumColumns + first - first_column + c] = sum[c];
+  }
+  if (lane == 0) counts[warp] = count;
   __syncthreads();
-  for (int d = static_cast<int>(threadIdx.x); d <= D; d += kThreads) {
+  const int d = first_column + static_cast<int>(threadIdx.x);
+  float* const results = p.sums + std::int64_t{entry} * (D + 1);
+  if (threadIdx.x < kSumColumns && d < D) {
     float total = 0;
-    for (int w = 0; w < kWarps; ++w) total += sums[w * (D + 1) + d];
-    p.sums[std::int64_t{blockIdx.x} * (D + 1) + d] = d < D ? total / shape.length : total;
+    for (int w = 0; w < kWarps; ++w) total += sums[w * kSumColumns + d - first_column];
+    results[d] = total / shape.length;
+  }
+  if (blockIdx.x % parts == 0 && threadIdx.x == 0) {
+    for (int w = 1; w < kWarps; ++w) count += counts[w];
+    results[D] = static_cast<float>(count);
   }
 }
 
@@ -328,10 +419,20 @@ void launch_cluster_rows(const ClusterRowsParams& params, cudaStream_t stream) {
       with_rows.template operator()<kFewRows>();
     });
     if (params.keys == nullptr) continue;
-    launch({.blocks = (heads * count * params.num_documents + kWarps - 1) / kWarps,
-            .threads = kThreads,
-            .stream = stream},
-           &nearest_kernel, params, begin, count);
+    const std::int64_t teams = heads * count * params.num_documents;
+    const auto launch_nearest = [&]<int kTeamWarps>() {
+      using Teams = NearestTeams<kTeamWarps>;
+      launch({.blocks = (teams + Teams::kCount - 1) / Teams::kCount,
+              .threads = kThreads,
+              .stream = stream,
+              .shared_bytes = Teams::kBytes},
+             &nearest_kernel<kTeamWarps>, params, begin, count);
+    };
+    if (shape.rows / params.num_documents >= kManyRowsOfDocument) {
+      launch_nearest.template operator()<kWarps>();
+    } else {
+      launch_nearest.template operator()<1>();
+    }
   }
   launch({.blocks = heads,
           .threads = kThreads,
@@ -354,12 +455,11 @@ void launch_cluster_gradients(const ClusterGradientParams& params, cudaStream_t 
 void launch_cluster_sums(const ClusterSumsParams& params, cudaStream_t stream) {
   const ClusterShape& shape = params.shape;
   with_element_type(shape.dtype, [&]<typename T>() {
-    launch(
-        {.blocks = shape.batch * shape.heads * shape.clusters,
-         .threads = kThreads,
-         .stream = stream,
-         .shared_bytes = sizeof(float) * static_cast<std::size_t>(kWarps * (shape.head_dim + 1))},
-        &sums_kernel<T>, params);
+    launch({.blocks = std::int64_t{shape.batch} * shape.heads * shape.clusters * params.parts(),
+            .threads = kThreads,
+            .stream = stream,
+            .shared_bytes = sizeof(float) * kWarps * (kSumColumns + 1 + kListedRows)},
+           &sums_kernel<T>, params);
   });
 }
 

@@ -50,10 +50,14 @@ struct ClusterGradientParams {
 };
 
 struct ClusterSumsParams {
+  static constexpr int kColumns = 64;  // of the part of a row that a thread block adds up
+
   ClusterShape shape;
   RowsParams unit;
   const std::int32_t* cluster;  // [B, H, L]
   float* sums;                  // [B, H, K, D + 1]
+
+  BIRKHOFF_HOST_DEVICE int parts() const { return (shape.head_dim + kColumns - 1) / kColumns; }
 };
 
 // Asynchronous on `stream`.

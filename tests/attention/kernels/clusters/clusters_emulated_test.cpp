@@ -19,10 +19,11 @@ namespace birkhoff::test {
 namespace {
 
 // More clusters than a chunk, tiles that are not full, documents of one row, and few columns.
-const ClusterSizes kMoreSizes[] = {{2, 1, 45, 5, 65, 4, true, true},
-                                   {2, 1, 33, 64, 1, 8, false, true},
-                                   {1, 1, 70, 20, 33, 70, true, false},
-                                   {1, 1, 256, 7, 2, 255, false, false}};
+// Blocks that choose the rows of a document; more rows of a cluster than a warp lists at a time.
+const ClusterSizes kMoreSizes[] = {
+    {2, 1, 45, 5, 65, 4, true, true},     {2, 1, 33, 64, 1, 8, false, true},
+    {1, 1, 70, 20, 33, 70, true, false},  {1, 1, 256, 7, 2, 255, false, false},
+    {1, 1, 3100, 3, 2, 700, true, false}, {2, 1, 2500, 5, 1, 9, false, true}};
 
 std::vector<ClusterSizes> all_sizes() {
   std::vector<ClusterSizes> sizes(std::begin(kClusterSizes), std::end(kClusterSizes));
@@ -149,6 +150,23 @@ TEST(ClustersKernel, NaNIsAsOnTheCpu) {
   EXPECT_EQ(rows.unit_BHLD[0][0][66].abs().max().item<float>(), 0);
   EXPECT_TRUE(rows.unit_BHLD[0][0][68].isnan().all().item<bool>());
   EXPECT_TRUE(rows.distance_BH.isnan().all().item<bool>());
+}
+
+// Blocks choose of equal scores, zeros and NaN what the CPU chooses, however many of the rows at
+// the threshold are before a warp's own.
+TEST(ClustersKernel, BlocksChooseTheFirstOfEqualScores) {
+  for (const std::int64_t window : {1, 7, 500, 900, 1029}) {
+    ClusterProblem problem = cluster_problem({1, 1, 1030, 4, 3, window, false, false}, at::kFloat);
+    problem.x_BHLD = problem.x_BHLD.detach()
+                         .index_select(2, at::arange(1030).square().remainder(7))
+                         .index_fill(2, at::tensor({40, 1000}, at::kLong), 0)
+                         .index_fill(2, at::tensor({333, 800}, at::kLong), NAN);
+    const ClusteredRows rows = emulate_forward(problem).rows,
+                        expected = cluster_rows(problem, Path::kFused);
+    EXPECT_EQ(segments_of(rows.nearest_BHP, rows.nearest_ends_BHG),
+              segments_of(expected.nearest_BHP, expected.nearest_ends_BHG))
+        << window;
+  }
 }
 
 // Nothing is read that the kernels have not written.
