@@ -17,14 +17,6 @@ class FutureWork : public Work {
   std::future<void> done_;
 };
 
-// For operations that failed: MPI may still write into the tensors that they hold.
-void keep_forever(std::function<void()> operation) {
-  static std::mutex mutex;
-  static auto* const kept = new std::vector<std::function<void()>>();
-  const std::lock_guard lock(mutex);
-  kept->push_back(std::move(operation));
-}
-
 // By default the kernel lengthens this thread's sleeps by 50 us, but operations poll every 20 us.
 void sleep_precisely() {
   thread_local const int set = ::prctl(PR_SET_TIMERSLACK, 1000 /* ns */, 0, 0, 0);
@@ -32,17 +24,6 @@ void sleep_precisely() {
 }
 
 }  // namespace
-
-class OperationQueue::CallerWork : public Work {
- public:
-  CallerWork(OperationQueue& queue, std::function<void()> operation)
-      : queue_(queue), operation_(std::move(operation)) {}
-  void wait() override { queue_.run_on_caller(std::move(operation_)); }
-
- private:
-  OperationQueue& queue_;
-  std::function<void()> operation_;
-};
 
 OperationQueue::~OperationQueue() {
   {
@@ -65,23 +46,27 @@ std::unique_ptr<Work> OperationQueue::submit(std::function<void()> operation) {
   return work;
 }
 
-std::unique_ptr<Work> OperationQueue::submit_to_caller(std::function<void()> operation) {
-  return std::make_unique<CallerWork>(*this, std::move(operation));
-}
-
 bool OperationQueue::busy() const {
   const std::lock_guard lock(mutex_);
   return executing_ || !items_.empty();
 }
 
-void OperationQueue::execute(std::function<void()>& operation) {
-  if (failure_ != nullptr) return;
-  try {
-    operation();
-  } catch (...) {
-    failure_ = std::current_exception();
-    keep_forever(std::move(operation));
+std::exception_ptr OperationQueue::execute(c10::function_ref<void()> operation) {
+  if (failure_ == nullptr) {
+    try {
+      operation();
+    } catch (...) {
+      failure_ = std::current_exception();
+    }
   }
+  return failure_;
+}
+
+void OperationQueue::keep_forever(std::function<void()> operation) {
+  static std::mutex mutex;
+  static auto* const kept = new std::vector<std::function<void()>>();
+  const std::lock_guard lock(mutex);
+  kept->push_back(std::move(operation));
 }
 
 void OperationQueue::finish() {
@@ -91,7 +76,7 @@ void OperationQueue::finish() {
   if (!items_.empty() || stopping_ || num_callers_ > 0) changed_.notify_all();
 }
 
-void OperationQueue::run_on_caller(std::function<void()> operation) {
+void OperationQueue::run_on_caller(c10::function_ref<void()> operation) {
   sleep_precisely();
   {
     std::unique_lock lock(mutex_);
@@ -100,8 +85,7 @@ void OperationQueue::run_on_caller(std::function<void()> operation) {
     --num_callers_;
     executing_ = true;
   }
-  execute(operation);
-  const std::exception_ptr failure = failure_;
+  const std::exception_ptr failure = execute(operation);
   finish();
   if (failure != nullptr) std::rethrow_exception(failure);
 }
@@ -116,9 +100,9 @@ void OperationQueue::run() {
     items_.pop_front();
     executing_ = true;
     lock.unlock();
-    execute(item.operation);
+    const std::exception_ptr failure = execute(item.operation);
+    if (failure != nullptr) keep_forever(std::move(item.operation));
     item.operation = nullptr;  // releases the tensors before the waiter continues
-    const std::exception_ptr failure = failure_;
     finish();
     failure == nullptr ? item.done.set_value() : item.done.set_exception(failure);
     lock.lock();

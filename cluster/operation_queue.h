@@ -3,6 +3,8 @@
 // computation; or on the caller's.
 #pragma once
 
+#include <c10/util/FunctionRef.h>
+
 #include <condition_variable>
 #include <deque>
 #include <exception>
@@ -11,6 +13,7 @@
 #include <memory>
 #include <mutex>
 #include <thread>
+#include <utility>
 
 #include "cluster/base/collectives/process_group.h"
 
@@ -30,7 +33,10 @@ class OperationQueue {
   // For a caller that waits at once: wait() runs the operation on its thread, after all that were
   // submitted. Saves two changes of thread, which take longer than a small message. This thread
   // must not submit another one before wait().
-  std::unique_ptr<Work> submit_to_caller(std::function<void()> operation);
+  template <typename Operation>
+  std::unique_ptr<Work> submit_to_caller(Operation operation) {
+    return std::make_unique<CallerWork<Operation>>(*this, std::move(operation));
+  }
   // True while an operation is not finished.
   bool busy() const;
 
@@ -39,14 +45,18 @@ class OperationQueue {
     std::function<void()> operation;
     std::promise<void> done;
   };
+  template <typename Operation>
   class CallerWork;
   void run();
-  // Runs the operation unless an earlier one has failed. One thread at a time.
-  void execute(std::function<void()>& operation);
+  // Runs the operation unless an earlier one has failed. One thread at a time. Returns the failure
+  // of either.
+  std::exception_ptr execute(c10::function_ref<void()> operation);
   // Lets the next thread execute.
   void finish();
   // Runs the operation when all that were submitted are finished. Rethrows the failure.
-  void run_on_caller(std::function<void()> operation);
+  void run_on_caller(c10::function_ref<void()> operation);
+  // Keeps an operation that failed: MPI may still write into the tensors that it holds.
+  static void keep_forever(std::function<void()> operation);
 
   mutable std::mutex mutex_;
   std::condition_variable changed_;
@@ -56,6 +66,25 @@ class OperationQueue {
   bool stopping_ = false;
   std::exception_ptr failure_;  // used only by the thread that executes
   std::thread thread_;
+};
+
+template <typename Operation>
+class OperationQueue::CallerWork : public Work {
+ public:
+  CallerWork(OperationQueue& queue, Operation operation)
+      : queue_(queue), operation_(std::move(operation)) {}
+  void wait() override {
+    try {
+      queue_.run_on_caller(operation_);
+    } catch (...) {
+      keep_forever(std::move(operation_));
+      throw;
+    }
+  }
+
+ private:
+  OperationQueue& queue_;
+  Operation operation_;
 };
 
 }  // namespace birkhoff

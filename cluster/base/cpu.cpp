@@ -4,6 +4,8 @@
 #include <ATen/Parallel.h>
 
 #include <algorithm>
+#include <cstdint>
+#include <cstdlib>
 #include <thread>
 
 #include "cluster/base/instruction_set.h"

@@ -9,9 +9,9 @@
 namespace birkhoff {
 
 // Makes LibTorch run operations on `num_threads` threads, compute fp32 matrix products with the
-// faster of its two libraries, and reuse the memory of freed tensors without mapping it again. Call
-// it before the first tensor is created. Local. Error(kUsage) if BIRKHOFF_CPU names no instruction
-// set of this CPU (instruction_set.h).
+// faster of its two libraries, and reuse the memory of freed tensors without mapping it again.
+// Tensors are in huge pages where the system has them. Call it before the first tensor is created.
+// Local. Error(kUsage) if BIRKHOFF_CPU names no instruction set of this CPU (instruction_set.h).
 void compute_on_cpu(int num_threads);
 
 // This process's affinity mask, as sbatch, taskset or a container set it; empty if the system does

@@ -70,7 +70,7 @@ class ShardReader {
       return unchecked_[page / kGroup].load(std::memory_order_relaxed) == 0 ||
              (words_[page / 64].load(std::memory_order_relaxed) & bit(page)) != 0;
     }
-    // Fetches what contains() reads into the CPU's caches.
+    // Fetches the page's bit into the CPU's caches.
     void prefetch(std::size_t page) const { __builtin_prefetch(&words_[page / 64]); }
     void insert(std::size_t page) {
       if ((words_[page / 64].fetch_or(bit(page), std::memory_order_relaxed) & bit(page)) == 0)

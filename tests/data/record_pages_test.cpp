@@ -153,6 +153,35 @@ TEST(RecordPages, ADamagedPageIsRefusedWhateverElseIsChecked) {
   }
 }
 
+// Reads of whole pages check those that are not checked yet, on both sides of a group of pages.
+TEST(RecordPages, WholePagesAreCheckedWhereTheyWereNot) {
+  TemporaryFolder folder;
+  constexpr std::int64_t kRowBytes = 60, kRows = 4200 * 4096 / kRowBytes;
+  const std::string pixels = write_image_corpus(folder / "corpus", kRows, kRows);
+  const Corpus corpus(folder / "corpus");
+  const auto& record = corpus.record("train", "image");
+  const std::string file = folder / ("corpus/" + record.shard(0).file());
+  // 1,024 rows are 15 pages. Some of them are checked before.
+  for (const std::int64_t page : {0, 14, 4094, 4095, 4096}) {
+    const std::int64_t bit = 8 * (record.shard(0).values_offset() + 4096 * page + 2000);
+    const std::int64_t begin = page / 15 * 1024;
+    flip_bit(file, bit);
+    ShardSequence rows(corpus, record);
+    for (std::int64_t row = begin; row < begin + 1024; row += 7) {
+      if (row * kRowBytes / 4096 != page && ((row + 1) * kRowBytes - 1) / 4096 != page)
+        rows_of(rows, record, row, 1);
+    }
+    EXPECT_THAT(refusal_by([&] { rows_of(rows, record, begin, 1024); }),
+                HasSubstr(fmt::format("page {} of /values", page)));
+    flip_bit(file, bit);
+    EXPECT_EQ(rows_of(rows, record, begin, 1024),
+              pixels.substr(static_cast<std::size_t>(begin * kRowBytes), 1024 * kRowBytes));
+  }
+  ShardSequence rows(corpus, record);
+  for (int twice = 0; twice < 2; ++twice)
+    EXPECT_TRUE(rows_of(rows, record, 0, record.rows()) == pixels);
+}
+
 // Verification names the page of every damage, and a row that is read is right or refused.
 TEST(RecordPages, EveryBitOfImagesAndPointsIsCovered) {
   TemporaryFolder folder;

@@ -17,13 +17,14 @@
 //   to 80 KiB.
 // nearest: a team owns a cluster of the chunk in one document: a block of 256 threads, or a warp if
 //   documents are short. 8 passes over its scores, four bits each, find the W-th largest, another
-//   counts those above it, and the last writes the rows above it and the first of those equal to
-//   it. Each warp of a team has a run of successive rows.
+//   counts those above it and equal to it, and the last writes the rows above it and the first of
+//   those equal to it. Each warp of a team has a run of successive rows.
 // distances: a block owns a head. Each thread adds every 256th row, then warps add up their lanes.
 // gradients: eight threads own a row.
 // sums: a block owns 64 columns of a cluster of a head of a sample; each of its warps lists the
-//   cluster's rows in every eighth run of 32 rows. Eight lanes add up every fourth row of a list,
-//   and their sums are added in order. LibTorch adds up samples.
+//   cluster's rows in every eighth run of 32 rows. Eight lanes add up every fourth row of a list.
+//   Then the sums of lanes are added in pairs, and those of warps in order. LibTorch adds up
+//   samples.
 //
 // Each result has one owner, which adds in a fixed order: no atomics, the same bits each time.
 // Documents are read on the device, so nothing waits for the host.
@@ -162,7 +163,7 @@ struct NearestTeams {
   static constexpr std::size_t kBytes = kTeamWarps > 1 ? sizeof(int) * 2 * kWarps* kSteps : 0;
 };
 
-// If documents have as many rows, on average, a block chooses for each.
+// If documents have at least as many rows on average, a block chooses those of each.
 constexpr int kManyRowsOfDocument = 1024;
 
 // The nearest rows of the clusters [begin, begin + count).
@@ -191,7 +192,7 @@ __global__ void __launch_bounds__(kThreads)
             share = (num_runs + kTeamWarps - 1) / kTeamWarps * kWarp,
             first = document_begin + of_team * share, end = min(document_end, first + share);
 
-  // Gives f(w, its kCount numbers) for each warp w of the team. All threads of the team call it.
+  // Calls f(w, its kCount numbers) for each warp w of the team. All threads of the team call it.
   int exchanges = 0;
   const auto exchange = [&]<int kCount>(const int(&of_warp)[kCount], auto f) {
     if constexpr (kTeamWarps == 1) {
@@ -327,8 +328,9 @@ __global__ void __launch_bounds__(kTeamThreads) gradients_kernel(const ClusterGr
   });
 }
 
-// Rows that a warp of sums lists, at most; runs of 32 rows whose clusters it loads at once.
-constexpr int kSumColumns = ClusterSumsParams::kColumns, kListedRows = 256, kRunsAtOnce = 4;
+constexpr int kSumColumns = ClusterSumsParams::kColumns;
+constexpr int kListedRows = 256;  // that a warp of sums lists, at most
+constexpr int kRunsAtOnce = 4;    // of 32 rows, whose clusters it loads together
 static_assert(kSumColumns == kRowTeam * kTeamColumns);
 
 template <typename T>

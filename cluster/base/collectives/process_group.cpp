@@ -160,6 +160,13 @@ void OperationRing::begin_waiting(std::int64_t sequence) {
   waiting_ = sequence;
 }
 
+void OperationRing::stop_waiting() {
+  const std::lock_guard lock(mutex_);
+  if (waiting_ < 0) return;
+  ring_[static_cast<std::size_t>(waiting_) % kCapacity].waiting = false;
+  waiting_ = -1;
+}
+
 void OperationRing::finish(std::int64_t sequence) {
   const std::lock_guard lock(mutex_);
   Entry& entry = ring_[static_cast<std::size_t>(sequence) % kCapacity];
@@ -215,6 +222,7 @@ void ProcessGroup::start_and_wait(const Start& start) {
     work = start();
   } catch (...) {
     caller_waits_ = false;
+    ring_.stop_waiting();
     throw;
   }
   caller_waits_ = false;

@@ -45,7 +45,7 @@ class OperationRing {
     std::string name;            // given by the caller: what the operation is for
     std::vector<std::int64_t> shape;
     std::int64_t bytes = 0;  // of this rank's input
-    bool waiting = false;    // the rank has called wait(), which has not returned
+    bool waiting = false;    // the rank waits for it: since its start, or since it called wait()
     bool done = false;
   };
   static constexpr std::size_t kCapacity = 256;
@@ -54,6 +54,8 @@ class OperationRing {
   std::int64_t start(std::string_view operation, std::string_view name, const at::Tensor& tensor,
                      bool waiting);
   void begin_waiting(std::int64_t sequence);
+  // After an operation that could not be started.
+  void stop_waiting();
   void finish(std::int64_t sequence);
   // Oldest first, at most kCapacity.
   std::vector<Entry> entries() const;

@@ -78,9 +78,10 @@ TEST(Cpu, TensorsFindTheMemoryOfEarlierOnes) {
   };
   const std::int64_t first = new_pages(step);
   for (int i = 0; i < 3; ++i) step();
-  // Earlier tests may have left memory for the smaller tensors, and a page may have 2 MiB.
+  // Earlier tests may have left memory for the smaller tensors, and a page may have 2 MiB. The
+  // process may touch a few pages of its own.
   EXPECT_GE(first, (48 + 48) / 2);
-  EXPECT_LE(new_pages(step), first / 50);
+  EXPECT_LE(new_pages(step), first / 50 + 8);
 }
 
 // Runs in a process of its own, because our loops and LibTorch decide only once per process.

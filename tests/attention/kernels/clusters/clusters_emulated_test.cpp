@@ -19,11 +19,13 @@ namespace birkhoff::test {
 namespace {
 
 // More clusters than a chunk, tiles that are not full, documents of one row, and few columns.
-// Blocks that choose the rows of a document; more rows of a cluster than a warp lists at a time.
+// Blocks that choose the rows of documents, and of a second chunk; more rows of a cluster than a
+// warp lists at a time.
 const ClusterSizes kMoreSizes[] = {
     {2, 1, 45, 5, 65, 4, true, true},     {2, 1, 33, 64, 1, 8, false, true},
     {1, 1, 70, 20, 33, 70, true, false},  {1, 1, 256, 7, 2, 255, false, false},
-    {1, 1, 3100, 3, 2, 700, true, false}, {2, 1, 2500, 5, 1, 9, false, true}};
+    {1, 1, 4100, 3, 2, 700, true, false}, {1, 1, 1100, 3, 33, 9, false, false},
+    {2, 1, 2500, 5, 1, 9, false, true}};
 
 std::vector<ClusterSizes> all_sizes() {
   std::vector<ClusterSizes> sizes(std::begin(kClusterSizes), std::end(kClusterSizes));
