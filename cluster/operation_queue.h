@@ -32,7 +32,7 @@ class OperationQueue {
   std::unique_ptr<Work> submit(std::function<void()> operation);
   // For a caller that waits at once: wait() runs the operation on its thread, after all that were
   // submitted. Saves two changes of thread, which take longer than a small message. This thread
-  // must not submit another one before wait().
+  // must not submit another one before wait(). Operation: takes and returns nothing; copyable.
   template <typename Operation>
   std::unique_ptr<Work> submit_to_caller(Operation operation) {
     return std::make_unique<CallerWork<Operation>>(*this, std::move(operation));

@@ -58,8 +58,8 @@ void compute_on_cpu(int num_threads) {
   // of these tensors would cost a page fault: a tenth of a step with ten million parameters.
   mallopt(M_MMAP_THRESHOLD, 1 << 30);
   mallopt(M_TRIM_THRESHOLD, -1);
-  // Asks for huge pages where the heap will hold these tensors: they save 2 to 3 % of a step. Ranks
-  // of a node gain most, because reading each other's tensors takes time for each page.
+  // Asks for huge pages where the heap will hold these tensors. They save page faults, and ranks of
+  // a node gain most, because reading each other's tensors takes time for each page.
   constexpr std::size_t kHeap = std::size_t{1} << 29, kHugePage = std::size_t{1} << 21;
   void* const heap = std::malloc(kHeap);
   if (heap == nullptr) return;

@@ -338,10 +338,11 @@ __global__ void __launch_bounds__(kThreads, 3) sums_kernel(const ClusterSumsPara
   constexpr int kTeams = kWarp / kRowTeam;
   const ClusterShape& shape = p.shape;
   const int D = shape.head_dim, lane = lane_number(), warp = warp_number(), team = lane / kRowTeam;
-  const int parts = p.parts(), entry = static_cast<int>(blockIdx.x) / parts,  // in [B, H, K]
-      first_column = static_cast<int>(blockIdx.x) % parts * kSumColumns,
-            first = first_column + lane % kRowTeam * kTeamColumns, cluster = entry % shape.clusters,
-            head = entry / shape.clusters;
+  const int parts = p.parts(), part = static_cast<int>(blockIdx.x) % parts,
+            entry = static_cast<int>(blockIdx.x) / parts;  // in [B, H, K]
+  const int cluster = entry % shape.clusters, head = entry / shape.clusters;
+  const int first_column = part * kSumColumns,
+            first = first_column + lane % kRowTeam * kTeamColumns;
   const GpuHead of{head / shape.heads, head % shape.heads};
   float* const sums = reinterpret_cast<float*>(score_memory);  // [kWarps, kSumColumns]
   int* const counts = reinterpret_cast<int*>(sums + kWarps * kSumColumns);
@@ -397,7 +398,7 @@ __global__ void __launch_bounds__(kThreads, 3) sums_kernel(const ClusterSumsPara
     for (int w = 0; w < kWarps; ++w) total += sums[w * kSumColumns + d - first_column];
     results[d] = total / shape.length;
   }
-  if (blockIdx.x % parts == 0 && threadIdx.x == 0) {
+  if (part == 0 && threadIdx.x == 0) {
     for (int w = 1; w < kWarps; ++w) count += counts[w];
     results[D] = static_cast<float>(count);
   }

@@ -57,6 +57,7 @@ struct ClusterSumsParams {
   const std::int32_t* cluster;  // [B, H, L]
   float* sums;                  // [B, H, K, D + 1]
 
+  // The parts of a row.
   BIRKHOFF_HOST_DEVICE int parts() const { return (shape.head_dim + kColumns - 1) / kColumns; }
 };
 

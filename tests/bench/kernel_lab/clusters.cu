@@ -1,5 +1,6 @@
 // Clusters of unit rows: scores and the nearest centroid of each row, the rows that are nearest to
 // each centroid, and the sums of online k-means.
+#include <algorithm>
 #include <cmath>
 
 #include "attention/kernels/clusters/gpu_params.h"
@@ -24,11 +25,10 @@ struct Shape {
   }
 };
 
-Array<std::int32_t> numbers(std::int64_t size, std::int32_t first, std::int32_t step) {
+Array<std::int32_t> filled(std::int64_t size, std::int32_t with) {
   const Array<std::int32_t> made(size);
   std::int32_t* to = made.get();
-  for_each(size,
-           [=] __device__(std::int64_t i) { to[i] = first + static_cast<std::int32_t>(i) * step; });
+  for_each(size, [=] __device__(std::int64_t i) { to[i] = with; });
   return made;
 }
 
@@ -59,12 +59,13 @@ struct Tensors {
         best_score(s.all_rows()),
         distance(kAllHeads),
         sums(s.lists() * (kHeadDim + 1)),
-        documents(numbers(s.rows, 0, 0)),
-        document_ends(numbers(1, s.rows, 0)),
+        documents(filled(s.rows, 0)),
+        document_ends(filled(1, s.rows)),
         cluster(s.all_rows()),
         nearest(std::max<std::int64_t>(1, s.lists() * s.window)),
         ends(s.lists()),
-        keys(std::max<std::int64_t>(1, s.window > 0 ? kAllHeads * 32 * s.rows : 0)) {
+        keys(std::max<std::int64_t>(
+            1, s.window > 0 ? kAllHeads * ClusterRowsParams::kChunk * s.rows : 0)) {
     x.fill_random(seed);
     fill_with_unit_vectors(centroids, seed + 1);
     fill_with_ends(ends, s);
@@ -172,7 +173,9 @@ void cluster_rows(Lab& lab, const Shape& s) {
   const Half rounded(first.x.size());
   solve_rows(s, first, best, rounded);
   solve_rows(s, first, best, unit);
-  Case each{"cluster rows", s.text(), static_cast<double>(bytes),
+  // The scores of all clusters are written once; reading them again is left to the caches.
+  const std::int64_t scores = s.window > 0 ? 4 * s.lists() * s.rows : 0;
+  Case each{"cluster rows", s.text(), static_cast<double>(bytes + scores),
             2.0 * static_cast<double>(s.all_rows()) * s.clusters * kHeadDim, bytes};
   each.launch = [=](int i, cudaStream_t stream) {
     launch_cluster_rows(copies[static_cast<std::size_t>(i)].params, stream);
