@@ -48,7 +48,10 @@ at::Tensor backward(const GeluKernels<T>& kernels, const at::Tensor& d_y, const 
 }
 
 TEST(Gelu, KernelsAreAsExactAsLibTorch) {
-  for_each_kernels([](auto, const auto& kernels, at::ScalarType dtype, const std::string& name) {
+  // In the tail (1 + erf) / 2 is little more than the rounding of erf, of which LibTorch has half a
+  // unit in the last place more where the kernels run (AVX-512) than on other CPUs.
+  constexpr double kErfRounding = 0x1p-26;
+  for_each_kernels([&](auto, const auto& kernels, at::ScalarType dtype, const std::string& name) {
     for (const auto& [first, last] :
          {std::pair{-0.01, 0.01}, std::pair{-1.0, 0.5}, std::pair{-3.0, -1.0},
           std::pair{-7.0, -5.5}, std::pair{0.5, 7.0}, std::pair{-300.0, 300.0}}) {
@@ -58,7 +61,8 @@ TEST(Gelu, KernelsAreAsExactAsLibTorch) {
       const std::string what = name + ", from " + std::to_string(first);
       expect_as_exact(forward(kernels, x), at::gelu(x), at::gelu(wide), what);
       expect_as_exact(backward(kernels, d_y, x), at::gelu_backward(d_y, x),
-                      at::gelu_backward(d_y.to(at::kDouble), wide), what + ", backward");
+                      at::gelu_backward(d_y.to(at::kDouble), wide), what + ", backward",
+                      kErfRounding);
     }
   });
 }

@@ -204,6 +204,7 @@ class SinkformerPasses : public SinkformerBalance<T> {
   int solve() {
     constexpr int kMaxIterations = 100;
     constexpr double kTolerance = sizeof(S) == 8 ? 1e-14 : 1e-7;  // of the residual's norm
+    constexpr double kLeastCurvature = sizeof(S) == 8 ? 1e-14 : 1e-6;
     const int m = head_.num_keys;
     const Potentials<S> of{rows_at(shape_.half_steps), columns_at(shape_.half_steps - 1)};
     gradient_of_columns(residual_);
@@ -218,7 +219,13 @@ class SinkformerPasses : public SinkformerBalance<T> {
     for (int iteration = 0; iteration < kMaxIterations && square > enough; ++iteration) {
       apply_laplacian(of, direction_, image_);
       const double curvature = dot(direction_, image_);
-      if (!(curvature > 0)) break;
+      // What rounding has left of the null vector in the residual is never solved. Once the
+      // direction is little else, its curvature is rounding, too, and the step would be arbitrary.
+      double largest = 0;  // the curvature without cancellation
+      for (int j = 0; j < m; ++j) {
+        largest += static_cast<double>(mass_[j]) * direction_[j] * direction_[j];
+      }
+      if (!(curvature > kLeastCurvature * largest)) break;
       const auto step = static_cast<S>(square / curvature);
       for (int j = 0; j < m; ++j) {
         x_[j] += step * direction_[j];

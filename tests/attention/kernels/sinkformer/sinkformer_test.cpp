@@ -180,6 +180,29 @@ TEST(DoublyStochastic, ImplicitEqualsUnrolledInTheLimitOnly) {
   }
 }
 
+// The equation is singular, and in fp32 its null vector must not be stepped along.
+TEST(DoublyStochastic, TheImplicitGradientInFp32IsNearThatInFp64) {
+  for (const std::int64_t L : {4, 5, 7, 10, 14, 20, 33, 50, 77, 100}) {
+    for (const std::int64_t S : {L, L + 3}) {
+      Attention in = problem(L, S, kConverged, at::kFloat);
+      in.gradient = BalanceGradient::kImplicit;
+      Attention wide = in;
+      for (at::Tensor* x : {&wide.q_BHLD, &wide.k_BHSD, &wide.v_BHSD}) {
+        *x = x->detach().to(at::kDouble).set_requires_grad(true);
+      }
+      const auto exact = gradients(attend_doubly_stochastic(wide, Path::kFused), leaves_of(wide));
+      for (const Path path : {Path::kReference, Path::kFused}) {
+        const auto d = gradients(attend_doubly_stochastic(in, path), leaves_of(in));
+        for (std::size_t leaf = 0; leaf < d.size(); ++leaf) {
+          EXPECT_LE(max_difference(d[leaf].to(at::kDouble), exact[leaf]),
+                    1e-4 * std::max(1.0, exact[leaf].abs().max().item<double>()))
+              << L << " x " << S << ", leaf " << leaf << ", path " << static_cast<int>(path);
+        }
+      }
+    }
+  }
+}
+
 // The truncated gradient leaves out a good part.
 TEST(DoublyStochastic, TheTruncatedGradientIsAnother) {
   for (const Path path : {Path::kReference, Path::kFused}) {
