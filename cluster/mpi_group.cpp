@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <chrono>
 #include <cstring>
-#include <thread>
 
 #include "cluster/base/collectives/reduce.h"
 #include "cluster/base/error.h"
@@ -16,47 +15,52 @@ namespace {
 // MPI counts are int. Each completed message also shows the waiting thread that data is flowing.
 constexpr std::size_t kMessageBytes = std::size_t{1} << 20;
 
-// How long a wait keeps the core, and then how long it yields the core, before it sleeps: of a
-// communication thread, which takes cores from threads that compute, and of a caller, which has
-// nothing else to do.
+// How long a poll keeps the core, and then how long it yields the core, before it sleeps: while the
+// other threads compute and need the core, and while a thread waits for the operation.
 struct Patience {
   std::chrono::microseconds keeps, yields;
 };
-constexpr Patience kThreadPatience{std::chrono::microseconds(0), std::chrono::microseconds(20)},
-    kCallerPatience{std::chrono::microseconds(5), std::chrono::microseconds(200)};
+constexpr Patience kWhileOthersCompute{std::chrono::microseconds(0), std::chrono::microseconds(20)},
+    kAwaited{std::chrono::microseconds(5), std::chrono::microseconds(200)};
 
 // Pauses after a poll that found nothing: not at all at first, then yields the core, then sleeps
 // for a sixteenth of the time waited so far. A long wait thus costs almost nothing, and no wait
-// grows by more than a sixteenth.
+// grows by more than a sixteenth. The time starts again when a thread begins to wait.
 class PollPause {
  public:
-  explicit PollPause(Patience patience) : patience_(patience) {}
+  explicit PollPause(OperationQueue& queue) : queue_(queue) {}
   void restart() { waits_ = false; }
-  // The first call starts the clock: reading it takes a tenth of a small message's time.
+  // The first polls do not read the clock: that takes a tenth of a small message's time.
   void operator()() {
     using std::chrono::microseconds;
+    if (++num_calls_ <= kFreeCalls) return;
     const Clock::time_point now = Clock::now();
-    if (!waits_) start_ = now;
+    const bool awaited = queue_.awaited();
+    if (!waits_ || awaited != awaited_) start_ = now;
     waits_ = true;
+    awaited_ = awaited;
+    const Patience& patience = awaited ? kAwaited : kWhileOthersCompute;
     const auto waited = std::chrono::duration_cast<microseconds>(now - start_);
-    if (waited < patience_.keeps) return;
-    if (waited < patience_.yields) {
+    if (waited < patience.keeps) return;
+    if (waited < patience.yields) {
       ::sched_yield();
     } else {
-      std::this_thread::sleep_for(std::clamp(waited / 16, microseconds(20), microseconds(500)));
+      queue_.sleep(std::clamp(waited / 16, microseconds(20), microseconds(500)));
     }
   }
 
  private:
   using Clock = std::chrono::steady_clock;
-  const Patience patience_;
-  bool waits_ = false;
+  OperationQueue& queue_;
+  static constexpr int kFreeCalls = 16;
+  int num_calls_ = 0;
+  bool waits_ = false, awaited_ = false;
   Clock::time_point start_{};
 };
 
 }  // namespace
 
-MpiGroup::MpiGroup(MPI_Comm parent, int node_ranks) : queue_(std::make_unique<OperationQueue>()) {
+MpiGroup::MpiGroup(MPI_Comm parent, int node_ranks) {
   mpi_check(MPI_Comm_dup(parent, &comm_), "MPI_Comm_dup");
   mpi_check(MPI_Comm_set_errhandler(comm_, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
   mpi_check(MPI_Comm_rank(comm_, &ranks_.rank), "MPI_Comm_rank");
@@ -67,8 +71,8 @@ MpiGroup::MpiGroup(MPI_Comm parent, int node_ranks) : queue_(std::make_unique<Op
 }
 
 MpiGroup::~MpiGroup() {
-  abandoned_ = queue_->busy();
-  queue_.reset();
+  abandoned_ = queue_.busy();
+  queue_.stop();
   if (requests_.empty()) {
     MPI_Comm_free(&comm_);
   } else {
@@ -103,14 +107,14 @@ class MpiGroup::MpiTransfers : public Transfers {
 
 template <typename Operation>
 std::unique_ptr<Work> MpiGroup::submit(Operation operation) {
-  auto run = [this, tag = operation_tag(), on_caller = caller_waits(),
-              operation = std::move(operation)] {
+  auto run = [this, tag = operation_tag(), operation = std::move(operation)] {
     tag_ = tag;
-    on_caller_ = on_caller;
     num_buffers_ = 0;
     operation();
   };
-  return caller_waits() ? queue_->submit_to_caller(std::move(run)) : queue_->submit(std::move(run));
+  if (!caller_waits()) return queue_.submit(std::move(run));
+  queue_.run_here(run);
+  return nullptr;
 }
 
 std::unique_ptr<Work> MpiGroup::do_all_reduce(at::Tensor tensor, ReduceOp op) {
@@ -157,14 +161,12 @@ std::unique_ptr<Work> MpiGroup::do_all_gather(at::Tensor output, at::Tensor inpu
   });
 }
 
-std::unique_ptr<Work> MpiGroup::do_all_to_all(at::Tensor output,
-                                              std::vector<std::int64_t> receive_counts,
-                                              at::Tensor input,
-                                              std::vector<std::int64_t> send_counts) {
+std::unique_ptr<Work> MpiGroup::do_all_to_all(at::Tensor output, Counts receive_counts,
+                                              at::Tensor input, Counts send_counts) {
+  Pieces sends = pieces_of(input, send_counts), receives = pieces_of(output, receive_counts);
+  // The tensors own what the pieces point to.
   return submit([this, output = std::move(output), input = std::move(input),
-                 receive_counts = std::move(receive_counts), send_counts = std::move(send_counts)] {
-    const std::vector<Piece> sends = pieces_of(input, send_counts),
-                             receives = pieces_of(output, receive_counts);
+                 sends = std::move(sends), receives = std::move(receives)] {
     exchange([&](int to) { return sends[static_cast<std::size_t>(to)]; },
              [&](int from) { return receives[static_cast<std::size_t>(from)]; });
   });
@@ -172,6 +174,11 @@ std::unique_ptr<Work> MpiGroup::do_all_to_all(at::Tensor output,
 
 std::unique_ptr<Work> MpiGroup::do_broadcast(at::Tensor tensor, int root) {
   return submit([this, tensor = std::move(tensor), root] {
+    if (is_small(static_cast<std::int64_t>(tensor.nbytes()), size(), /*on_gpus=*/false)) {
+      const Piece whole{bytes_of(tensor), tensor.nbytes()}, nothing{};
+      return exchange([&](int) { return rank() == root ? whole : nothing; },
+                      [&](int from) { return from == root ? whole : nothing; });
+    }
     constexpr std::size_t kMaxBytes = std::size_t{1} << 30;
     for (std::size_t start = 0; start < tensor.nbytes(); start += kMaxBytes) {
       const std::size_t num_bytes = std::min(kMaxBytes, tensor.nbytes() - start);
@@ -209,10 +216,12 @@ void MpiGroup::start_transfers(int peer, const Piece& out, const Piece& in) {
     if (in.data != out.data && in.num_bytes > 0) std::memcpy(in.data, out.data, in.num_bytes);
     return;
   }
-  bytes_sent_ += static_cast<std::int64_t>(out.num_bytes);
-  if (peer / ranks_.node_ranks != ranks_.node()) {
-    bytes_between_nodes_ += static_cast<std::int64_t>(out.num_bytes);
-  }
+  // One thread at a time is here, so that no atomic addition is needed.
+  const auto add = [&](std::atomic<std::int64_t>& count) {
+    count.store(count + static_cast<std::int64_t>(out.num_bytes), std::memory_order_relaxed);
+  };
+  add(bytes_sent_);
+  if (peer / ranks_.node_ranks != ranks_.node()) add(bytes_between_nodes_);
   // MPI keeps messages with the same tag between two ranks in order. The tag identifies their
   // operation.
   transfer(in, "MPI_Irecv", [&](std::byte* data, int count, MPI_Request* request) {
@@ -252,7 +261,7 @@ void MpiGroup::transfer(const Piece& piece, const char* call, Start start) {
 void MpiGroup::wait_for_requests() {
   const int num_requests = static_cast<int>(requests_.size());
   completed_.resize(requests_.size());
-  PollPause pause(on_caller_ ? kCallerPatience : kThreadPatience);
+  PollPause pause(queue_);
   for (int num_left = num_requests; num_left > 0;) {
     int num_completed = 0;
     mpi_check(MPI_Testsome(num_requests, requests_.data(), &num_completed, completed_.data(),

@@ -37,8 +37,8 @@ class MpiGroup : public ProcessGroup {
   int rank() const override { return ranks_.rank; }
   int size() const override { return ranks_.size; }
   // The payload that this rank has sent to other ranks, all operations together, and of that to
-  // ranks of other nodes; without nodes, all of it. Collectives of MPI itself (broadcast, barrier)
-  // are not counted.
+  // ranks of other nodes; without nodes, all of it. Collectives of MPI itself (large broadcasts,
+  // barriers) are not counted.
   std::int64_t bytes_sent() const { return bytes_sent_; }
   std::int64_t bytes_between_nodes() const { return bytes_between_nodes_; }
 
@@ -47,16 +47,15 @@ class MpiGroup : public ProcessGroup {
   std::unique_ptr<Work> do_reduce_scatter(at::Tensor output, at::Tensor input,
                                           ReduceOp op) override;
   std::unique_ptr<Work> do_all_gather(at::Tensor output, at::Tensor input) override;
-  std::unique_ptr<Work> do_all_to_all(at::Tensor output, std::vector<std::int64_t> receive_counts,
-                                      at::Tensor input,
-                                      std::vector<std::int64_t> send_counts) override;
+  std::unique_ptr<Work> do_all_to_all(at::Tensor output, Counts receive_counts, at::Tensor input,
+                                      Counts send_counts) override;
   std::unique_ptr<Work> do_broadcast(at::Tensor tensor, int root) override;
   std::unique_ptr<Work> do_barrier() override;
 
  private:
   class MpiTransfers;
 
-  // Hands the operation to the communication thread, or to the caller's wait().
+  // Hands the operation to the communication thread, or runs it if the caller waits for it.
   template <typename Operation>
   std::unique_ptr<Work> submit(Operation operation);
   // The running operation calls everything below.
@@ -87,8 +86,7 @@ class MpiGroup : public ProcessGroup {
 
   MPI_Comm comm_ = MPI_COMM_NULL;
   NodeRanks ranks_{.rank = 0, .size = 1, .node_ranks = 1};
-  int tag_ = 0;             // of the running operation
-  bool on_caller_ = false;  // whether it runs on its caller's thread
+  int tag_ = 0;  // of the running operation
   std::vector<MPI_Request> requests_;
   std::vector<int> completed_;       // numbers of requests
   std::vector<const void*> inputs_;  // of a reduction
@@ -96,7 +94,7 @@ class MpiGroup : public ProcessGroup {
   std::size_t num_buffers_ = 0;      // of the running operation
   std::atomic<std::int64_t> bytes_sent_ = 0, bytes_between_nodes_ = 0;
   std::atomic<bool> abandoned_ = false;
-  std::unique_ptr<OperationQueue> queue_;
+  OperationQueue queue_;
 };
 
 }  // namespace birkhoff

@@ -250,7 +250,7 @@ void NcclGroup::run_transfers(const std::vector<Transfer>& transfers) {
   }
 }
 
-void NcclGroup::exchange(const std::vector<Piece>& sends, const std::vector<Piece>& receives) {
+void NcclGroup::exchange(const Pieces& sends, const Pieces& receives) {
   std::vector<Transfer> transfers;
   for (std::size_t p = 0; p < sends.size(); ++p) {
     transfers.push_back({static_cast<int>(p), sends[p], receives[p]});
@@ -302,8 +302,7 @@ class NcclGroup::NcclTransfers : public Transfers {
 
 // ---- Operations
 
-std::byte* NcclGroup::exchange_into_rows(NcclTransfers& transfers,
-                                         const std::vector<Piece>& sends) {
+std::byte* NcclGroup::exchange_into_rows(NcclTransfers& transfers, const Pieces& sends) {
   const std::size_t num_bytes = sends[static_cast<std::size_t>(rank())].num_bytes;
   std::byte* rows = transfers.memory(num_bytes * sends.size());
   for (std::size_t p = 0; p < sends.size(); ++p) {
@@ -359,14 +358,14 @@ std::unique_ptr<Work> NcclGroup::do_all_reduce(at::Tensor tensor, ReduceOp op) {
                          {bytes_of(tensor), tensor.nbytes()});
     }
     // Each rank owns and reduces one slice.
-    const std::vector<Piece> slices = slices_of(tensor, size());
+    const Pieces slices = slices_of(tensor, size());
     const Piece& mine = slices[static_cast<std::size_t>(rank())];
     const std::byte* rows = exchange_into_rows(transfers, slices);
     reduce_rows(rows, size(), op, tensor.scalar_type(), mine);
     if (tensor.numel() % size() == 0) {
       gather(mine.data, bytes_of(tensor), mine.num_bytes);
     } else {
-      exchange(std::vector(ranks, mine), slices);
+      exchange(Pieces(ranks, mine), slices);
     }
   });
 }
@@ -401,10 +400,8 @@ std::unique_ptr<Work> NcclGroup::do_all_gather(at::Tensor output, at::Tensor inp
   });
 }
 
-std::unique_ptr<Work> NcclGroup::do_all_to_all(at::Tensor output,
-                                               std::vector<std::int64_t> receive_counts,
-                                               at::Tensor input,
-                                               std::vector<std::int64_t> send_counts) {
+std::unique_ptr<Work> NcclGroup::do_all_to_all(at::Tensor output, Counts receive_counts,
+                                               at::Tensor input, Counts send_counts) {
   return submit_for({output, input}, [&] {
     exchange(pieces_of(input, send_counts), pieces_of(output, receive_counts));
   });

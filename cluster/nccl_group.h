@@ -63,9 +63,8 @@ class NcclGroup : public ProcessGroup {
   std::unique_ptr<Work> do_reduce_scatter(at::Tensor output, at::Tensor input,
                                           ReduceOp op) override;
   std::unique_ptr<Work> do_all_gather(at::Tensor output, at::Tensor input) override;
-  std::unique_ptr<Work> do_all_to_all(at::Tensor output, std::vector<std::int64_t> receive_counts,
-                                      at::Tensor input,
-                                      std::vector<std::int64_t> send_counts) override;
+  std::unique_ptr<Work> do_all_to_all(at::Tensor output, Counts receive_counts, at::Tensor input,
+                                      Counts send_counts) override;
   std::unique_ptr<Work> do_broadcast(at::Tensor tensor, int root) override;
   // The only operation whose wait() blocks the host.
   std::unique_ptr<Work> do_barrier() override;
@@ -96,9 +95,9 @@ class NcclGroup : public ProcessGroup {
   };
   void run_transfers(const std::vector<Transfer>& transfers);
   // Piece p of `sends` goes to rank p. Returns the pieces that come here, one row for each rank.
-  std::byte* exchange_into_rows(NcclTransfers& transfers, const std::vector<Piece>& sends);
+  std::byte* exchange_into_rows(NcclTransfers& transfers, const Pieces& sends);
   // Piece p of `sends` goes to rank p, piece p of `receives` comes from rank p.
-  void exchange(const std::vector<Piece>& sends, const std::vector<Piece>& receives);
+  void exchange(const Pieces& sends, const Pieces& receives);
   // out [size * num_bytes] = all ranks' num_bytes at `in`, in rank order.
   void gather(const std::byte* in, std::byte* out, std::size_t num_bytes);
   // output = op over `num_rows` adjacent rows, in order, which are as long as output.

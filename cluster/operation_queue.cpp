@@ -8,15 +8,6 @@
 namespace birkhoff {
 namespace {
 
-class FutureWork : public Work {
- public:
-  explicit FutureWork(std::future<void> done) : done_(std::move(done)) {}
-  void wait() override { done_.get(); }
-
- private:
-  std::future<void> done_;
-};
-
 // By default the kernel lengthens this thread's sleeps by 50 us, but operations poll every 20 us.
 void sleep_precisely() {
   thread_local const int set = ::prctl(PR_SET_TIMERSLACK, 1000 /* ns */, 0, 0, 0);
@@ -25,7 +16,31 @@ void sleep_precisely() {
 
 }  // namespace
 
-OperationQueue::~OperationQueue() {
+class OperationQueue::QueuedWork : public Work {
+ public:
+  QueuedWork(OperationQueue& queue, std::future<void> done)
+      : queue_(queue), done_(std::move(done)) {}
+  void wait() override {
+    if (done_.wait_for(std::chrono::seconds(0)) != std::future_status::ready) {
+      add_waiting(1);
+      queue_.begins_to_wait_.notify_one();
+      done_.wait();
+      add_waiting(-1);
+    }
+    done_.get();
+  }
+
+ private:
+  void add_waiting(int count) {
+    const std::lock_guard lock(queue_.mutex_);
+    queue_.add_waiting(count);
+  }
+
+  OperationQueue& queue_;
+  std::future<void> done_;
+};
+
+void OperationQueue::stop() {
   {
     const std::lock_guard lock(mutex_);
     stopping_ = true;
@@ -36,7 +51,7 @@ OperationQueue::~OperationQueue() {
 
 std::unique_ptr<Work> OperationQueue::submit(std::function<void()> operation) {
   Item item{std::move(operation), {}};
-  auto work = std::make_unique<FutureWork>(item.done.get_future());
+  auto work = std::make_unique<QueuedWork>(*this, item.done.get_future());
   {
     const std::lock_guard lock(mutex_);
     items_.push_back(std::move(item));
@@ -49,6 +64,16 @@ std::unique_ptr<Work> OperationQueue::submit(std::function<void()> operation) {
 bool OperationQueue::busy() const {
   const std::lock_guard lock(mutex_);
   return executing_ || !items_.empty();
+}
+
+void OperationQueue::sleep(std::chrono::microseconds most) {
+  std::unique_lock lock(mutex_);
+  if (!awaited()) {
+    begins_to_wait_.wait_for(lock, most, [&] { return awaited(); });
+    return;
+  }
+  lock.unlock();
+  std::this_thread::sleep_for(most);
 }
 
 std::exception_ptr OperationQueue::execute(c10::function_ref<void()> operation) {
@@ -69,9 +94,10 @@ void OperationQueue::keep_forever(std::function<void()> operation) {
   kept->push_back(std::move(operation));
 }
 
-void OperationQueue::finish() {
+void OperationQueue::finish(bool on_caller) {
   const std::lock_guard lock(mutex_);
   executing_ = false;
+  if (on_caller) add_waiting(-1);
   // To wake a thread that has nothing to do would take longer than a small message.
   if (!items_.empty() || stopping_ || num_callers_ > 0) changed_.notify_all();
 }
@@ -80,13 +106,15 @@ void OperationQueue::run_on_caller(c10::function_ref<void()> operation) {
   sleep_precisely();
   {
     std::unique_lock lock(mutex_);
+    add_waiting(1);
+    if (executing_ || !items_.empty()) begins_to_wait_.notify_one();
     ++num_callers_;
     changed_.wait(lock, [&] { return !executing_ && items_.empty(); });
     --num_callers_;
     executing_ = true;
   }
   const std::exception_ptr failure = execute(operation);
-  finish();
+  finish(/*on_caller=*/true);
   if (failure != nullptr) std::rethrow_exception(failure);
 }
 
@@ -103,7 +131,7 @@ void OperationQueue::run() {
     const std::exception_ptr failure = execute(item.operation);
     if (failure != nullptr) keep_forever(std::move(item.operation));
     item.operation = nullptr;  // releases the tensors before the waiter continues
-    finish();
+    finish(/*on_caller=*/false);
     failure == nullptr ? item.done.set_value() : item.done.set_exception(failure);
     lock.lock();
   }

@@ -2,10 +2,11 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <c10/util/SmallVector.h>
 
 #include <cstddef>
 #include <cstdint>
-#include <vector>
+#include <span>
 
 namespace birkhoff {
 
@@ -14,15 +15,16 @@ struct Piece {
   std::byte* data;
   std::size_t num_bytes;
 };
+// The pieces of up to four ranks need no memory of their own.
+using Pieces = c10::SmallVector<Piece, 4>;
 
 inline std::byte* bytes_of(const at::Tensor& tensor) {
   return static_cast<std::byte*>(tensor.mutable_data_ptr());
 }
 
 // One piece after another, of counts[p] elements for rank p.
-inline std::vector<Piece> pieces_of(const at::Tensor& tensor,
-                                    const std::vector<std::int64_t>& counts) {
-  std::vector<Piece> pieces;
+inline Pieces pieces_of(const at::Tensor& tensor, std::span<const std::int64_t> counts) {
+  Pieces pieces;
   pieces.reserve(counts.size());
   std::byte* data = bytes_of(tensor);
   for (const std::int64_t count : counts) {
@@ -45,14 +47,14 @@ inline Piece slice_of(const at::Tensor& tensor, int num_ranks, int rank) {
   return slice_of({bytes_of(tensor), tensor.nbytes()}, tensor.itemsize(), num_ranks, rank);
 }
 // All of them.
-inline std::vector<Piece> slices_of(const Piece& whole, std::size_t element_bytes, int num_ranks) {
-  std::vector<Piece> slices;
+inline Pieces slices_of(const Piece& whole, std::size_t element_bytes, int num_ranks) {
+  Pieces slices;
   slices.reserve(static_cast<std::size_t>(num_ranks));
   for (int rank = 0; rank < num_ranks; ++rank)
     slices.push_back(slice_of(whole, element_bytes, num_ranks, rank));
   return slices;
 }
-inline std::vector<Piece> slices_of(const at::Tensor& tensor, int num_ranks) {
+inline Pieces slices_of(const at::Tensor& tensor, int num_ranks) {
   return slices_of({bytes_of(tensor), tensor.nbytes()}, tensor.itemsize(), num_ranks);
 }
 

@@ -18,8 +18,8 @@ struct Level {
 };
 
 // pieces[i] goes to rank i of the level; output = op over what the level's ranks send here.
-void reduce_among(Transfers& transfers, const Level& level, const std::vector<Piece>& pieces,
-                  ReduceOp op, at::ScalarType dtype, const Piece& output) {
+void reduce_among(Transfers& transfers, const Level& level, const Pieces& pieces, ReduceOp op,
+                  at::ScalarType dtype, const Piece& output) {
   const std::size_t num_bytes = output.num_bytes;
   std::byte* rows = transfers.memory(num_bytes * pieces.size());
   for (std::size_t i = 0; i < pieces.size(); ++i) {
@@ -30,7 +30,7 @@ void reduce_among(Transfers& transfers, const Level& level, const std::vector<Pi
 }
 
 // This rank's piece goes to all ranks of the level, theirs come from them.
-void gather_among(Transfers& transfers, const Level& level, const std::vector<Piece>& pieces) {
+void gather_among(Transfers& transfers, const Level& level, const Pieces& pieces) {
   const Piece& mine = pieces[static_cast<std::size_t>(level.self())];
   for (std::size_t i = 0; i < pieces.size(); ++i) {
     transfers.add(level.peer(static_cast<int>(i)), mine, pieces[i]);
@@ -60,9 +60,9 @@ void all_reduce_in_levels(Transfers& transfers, const NodeRanks& ranks, const at
     }
     return transfers.reduce_rows(sums, nodes.size(), op, tensor.scalar_type(), whole);
   }
-  const std::vector<Piece> of_node = slices_of(tensor, node.size());
+  const Pieces of_node = slices_of(tensor, node.size());
   const Piece& mine = of_node[static_cast<std::size_t>(node.self())];
-  const std::vector<Piece> of_nodes = slices_of(mine, tensor.itemsize(), nodes.size());
+  const Pieces of_nodes = slices_of(mine, tensor.itemsize(), nodes.size());
   reduce_among(transfers, node, of_node, op, tensor.scalar_type(), mine);
   reduce_among(transfers, nodes, of_nodes, op, tensor.scalar_type(),
                of_nodes[static_cast<std::size_t>(nodes.self())]);
@@ -73,7 +73,7 @@ void all_reduce_in_levels(Transfers& transfers, const NodeRanks& ranks, const at
 void reduce_scatter_in_levels(Transfers& transfers, const NodeRanks& ranks,
                               const at::Tensor& output, const at::Tensor& input, ReduceOp op) {
   const Level node{ranks, true}, nodes{ranks, false};
-  const std::vector<Piece> slices = slices_of(input, ranks.size);
+  const Pieces slices = slices_of(input, ranks.size);
   const std::size_t num_bytes = output.nbytes();
   const auto row_bytes = num_bytes * static_cast<std::size_t>(node.size());
   // Inside the node: what the ranks at this position of all nodes will own.
@@ -85,7 +85,7 @@ void reduce_scatter_in_levels(Transfers& transfers, const NodeRanks& ranks,
     }
   }
   transfers.run();
-  std::vector<Piece> sums;
+  Pieces sums;
   std::byte* of_nodes = transfers.memory(num_bytes * static_cast<std::size_t>(nodes.size()));
   for (int n = 0; n < nodes.size(); ++n) {
     const auto at = static_cast<std::size_t>(n);
@@ -98,7 +98,7 @@ void reduce_scatter_in_levels(Transfers& transfers, const NodeRanks& ranks,
 void all_gather_in_levels(Transfers& transfers, const NodeRanks& ranks, const at::Tensor& output,
                           const at::Tensor& input) {
   const Level node{ranks, true}, nodes{ranks, false};
-  const std::vector<Piece> slots = slices_of(output, ranks.size);
+  const Pieces slots = slices_of(output, ranks.size);
   const auto slot = [&](int n, int i) { return slots[static_cast<std::size_t>(ranks.at(n, i))]; };
   for (int n = 0; n < nodes.size(); ++n) {
     transfers.add(nodes.peer(n), {bytes_of(input), input.nbytes()}, slot(n, node.self()));

@@ -30,8 +30,8 @@ struct NodeRanks {
   bool two_levels() const { return node_ranks > 1 && node_ranks < size; }
 };
 
-// Whether all_reduce of a tensor sends it whole from every rank to every other: one exchange
-// instead of two, which is faster if a rank receives few bytes.
+// Whether all_reduce of a tensor sends it whole from every rank to every other, and broadcast on
+// hosts from the root: one exchange instead of two, which is faster if a rank receives few bytes.
 inline bool is_small(std::int64_t tensor_bytes, int num_ranks, bool on_gpus) {
   return tensor_bytes * num_ranks <= (on_gpus ? 1 << 20 : 1 << 16);
 }

@@ -45,7 +45,8 @@ double bus_factor(Collective what, int ranks) {
 }
 
 RunCollective group_collectives(ProcessGroup& group) {
-  return [&group](Collective what, const at::Tensor& output, const at::Tensor& input) {
+  return [&group, counts = std::vector<std::int64_t>()](Collective what, const at::Tensor& output,
+                                                        const at::Tensor& input) mutable {
     switch (what) {
       case Collective::kAllReduce:
         return group.all_reduce(output, ReduceOp::kSum, "bench");
@@ -54,8 +55,7 @@ RunCollective group_collectives(ProcessGroup& group) {
       case Collective::kAllGather:
         return group.all_gather(output, input, "bench");
       case Collective::kAllToAll: {
-        const std::vector<std::int64_t> counts(static_cast<std::size_t>(group.size()),
-                                               input.numel() / group.size());
+        counts.assign(static_cast<std::size_t>(group.size()), input.numel() / group.size());
         return group.all_to_all(output, counts, input, counts, "bench");
       }
       case Collective::kBroadcast:

@@ -62,10 +62,8 @@ std::unique_ptr<Work> ImitatedGroup::do_all_gather(at::Tensor output, at::Tensor
   });
 }
 
-std::unique_ptr<Work> ImitatedGroup::do_all_to_all(at::Tensor output,
-                                                   std::vector<std::int64_t> receive_counts,
-                                                   at::Tensor input,
-                                                   std::vector<std::int64_t> send_counts) {
+std::unique_ptr<Work> ImitatedGroup::do_all_to_all(at::Tensor output, Counts receive_counts,
+                                                   at::Tensor input, Counts send_counts) {
   return record(Collective::kAllToAll, input.numel() > output.numel() ? input : output, [&] {
     std::int64_t to = 0, from = 0;
     for (int i = 0; i < rank(); ++i) from += send_counts[static_cast<std::size_t>(i)];

@@ -26,9 +26,8 @@ class ImitatedGroup final : public ProcessGroup {
   std::unique_ptr<Work> do_reduce_scatter(at::Tensor output, at::Tensor input,
                                           ReduceOp op) override;
   std::unique_ptr<Work> do_all_gather(at::Tensor output, at::Tensor input) override;
-  std::unique_ptr<Work> do_all_to_all(at::Tensor output, std::vector<std::int64_t> receive_counts,
-                                      at::Tensor input,
-                                      std::vector<std::int64_t> send_counts) override;
+  std::unique_ptr<Work> do_all_to_all(at::Tensor output, Counts receive_counts, at::Tensor input,
+                                      Counts send_counts) override;
   std::unique_ptr<Work> do_broadcast(at::Tensor tensor, int root) override;
   std::unique_ptr<Work> do_barrier() override { return done_work(); }
 

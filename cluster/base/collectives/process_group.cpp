@@ -17,17 +17,31 @@ namespace {
 
 thread_local double waited_by_thread = 0;  // seconds
 
+// Adds the time since its start to the waited seconds.
+class WaitTimer {
+ public:
+  void restart() { start_ = Clock::now(); }
+  ~WaitTimer() { add_waited_seconds(std::chrono::duration<double>(Clock::now() - start_).count()); }
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  Clock::time_point start_ = Clock::now();
+};
+
 // Keeps the ring's record of an operation up to date while the caller waits.
 class RecordedWork : public Work {
  public:
-  RecordedWork(std::unique_ptr<Work> work, OperationRing& ring, std::int64_t sequence, bool waiting)
-      : work_(std::move(work)), ring_(ring), sequence_(sequence), waiting_(waiting) {}
+  RecordedWork(std::unique_ptr<Work> work, OperationRing& ring, std::int64_t sequence)
+      : work_(std::move(work)), ring_(ring), sequence_(sequence) {}
   void wait() override {
-    if (!waiting_) ring_.begin_waiting(sequence_);
-    const auto start = std::chrono::steady_clock::now();
-    work_->wait();
-    add_waited_seconds(
-        std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
+    ring_.begin_waiting(sequence_);
+    try {
+      const WaitTimer timer;
+      work_->wait();
+    } catch (...) {
+      ring_.stop_waiting();
+      throw;
+    }
     ring_.finish(sequence_);
   }
 
@@ -35,7 +49,6 @@ class RecordedWork : public Work {
   std::unique_ptr<Work> work_;
   OperationRing& ring_;
   std::int64_t sequence_;
-  bool waiting_;  // known to the ring since the start
 };
 
 // Misuse is a bug in the caller: every check names the operation and its purpose.
@@ -106,8 +119,8 @@ class SingleGroup : public ProcessGroup {
   std::unique_ptr<Work> do_all_gather(at::Tensor output, at::Tensor input) override {
     return copy(output, input);
   }
-  std::unique_ptr<Work> do_all_to_all(at::Tensor output, std::vector<std::int64_t>,
-                                      at::Tensor input, std::vector<std::int64_t>) override {
+  std::unique_ptr<Work> do_all_to_all(at::Tensor output, Counts, at::Tensor input,
+                                      Counts) override {
     return copy(output, input);
   }
   std::unique_ptr<Work> do_broadcast(at::Tensor, int) override { return done_work(); }
@@ -200,40 +213,44 @@ std::int64_t OperationRing::total_operations() const {
 
 // ---- ProcessGroup
 
-std::int64_t ProcessGroup::start(std::string_view operation, std::string_view name,
-                                 const at::Tensor& tensor) {
-  const std::int64_t sequence = ring_.start(operation, name, tensor, caller_waits_);
-  std::uint32_t crc = crc32c(&sequence, sizeof(sequence));
+void ProcessGroup::start(std::string_view operation, std::string_view name,
+                         const at::Tensor& tensor) {
+  sequence_ = ring_.start(operation, name, tensor, caller_waits_);
+  std::uint32_t crc = crc32c(&sequence_, sizeof(sequence_));
   crc = crc32c(operation.data(), operation.size(), crc);
   crc = crc32c(name.data(), name.size(), crc);
   operation_tag_ = static_cast<int>(crc % 32768);
-  return sequence;
 }
 
-std::unique_ptr<Work> ProcessGroup::recorded(std::unique_ptr<Work> work, std::int64_t sequence) {
-  return std::make_unique<RecordedWork>(std::move(work), ring_, sequence, caller_waits_);
+std::unique_ptr<Work> ProcessGroup::recorded(std::unique_ptr<Work> work) {
+  if (caller_waits_) return work;  // start_and_wait() records it
+  return std::make_unique<RecordedWork>(std::move(work), ring_, sequence_);
 }
 
 template <typename Start>
 void ProcessGroup::start_and_wait(const Start& start) {
   caller_waits_ = true;
-  std::unique_ptr<Work> work;
   try {
-    work = start();
+    WaitTimer timer;
+    const std::unique_ptr<Work> work = start();
+    caller_waits_ = false;
+    if (work != nullptr) {
+      timer.restart();
+      work->wait();
+    }
   } catch (...) {
     caller_waits_ = false;
     ring_.stop_waiting();
     throw;
   }
-  caller_waits_ = false;
-  work->wait();
+  ring_.finish(sequence_);
 }
 
 std::unique_ptr<Work> ProcessGroup::all_reduce_async(at::Tensor tensor, ReduceOp op,
                                                      std::string_view name) {
   check_tensor(tensor, "all_reduce", name);
-  const std::int64_t sequence = start("all_reduce", name, tensor);
-  return recorded(do_all_reduce(std::move(tensor), op), sequence);
+  start("all_reduce", name, tensor);
+  return recorded(do_all_reduce(std::move(tensor), op));
 }
 
 void ProcessGroup::all_reduce(at::Tensor tensor, ReduceOp op, std::string_view name) {
@@ -245,8 +262,8 @@ std::unique_ptr<Work> ProcessGroup::reduce_scatter_async(at::Tensor output, at::
   check_pair(output, input, "reduce_scatter", name);
   check(input.numel() == size() * output.numel(), "reduce_scatter", name,
         "the input must have size() times the output's elements");
-  const std::int64_t sequence = start("reduce_scatter", name, input);
-  return recorded(do_reduce_scatter(std::move(output), std::move(input), op), sequence);
+  start("reduce_scatter", name, input);
+  return recorded(do_reduce_scatter(std::move(output), std::move(input), op));
 }
 
 void ProcessGroup::reduce_scatter(at::Tensor output, at::Tensor input, ReduceOp op,
@@ -260,8 +277,8 @@ std::unique_ptr<Work> ProcessGroup::all_gather_async(at::Tensor output, at::Tens
   check_pair(output, input, "all_gather", name);
   check(output.numel() == size() * input.numel(), "all_gather", name,
         "the output must have size() times the input's elements");
-  const std::int64_t sequence = start("all_gather", name, input);
-  return recorded(do_all_gather(std::move(output), std::move(input)), sequence);
+  start("all_gather", name, input);
+  return recorded(do_all_gather(std::move(output), std::move(input)));
 }
 
 void ProcessGroup::all_gather(at::Tensor output, at::Tensor input, std::string_view name) {
@@ -279,10 +296,8 @@ std::unique_ptr<Work> ProcessGroup::all_to_all_async(at::Tensor output,
   const auto self = static_cast<std::size_t>(rank());
   check(receive_counts[self] == send_counts[self], "all_to_all", name,
         "a rank must receive from itself what it sends to itself");
-  const std::int64_t sequence = start("all_to_all", name, input);
-  return recorded(do_all_to_all(std::move(output), {receive_counts.begin(), receive_counts.end()},
-                                std::move(input), {send_counts.begin(), send_counts.end()}),
-                  sequence);
+  start("all_to_all", name, input);
+  return recorded(do_all_to_all(std::move(output), receive_counts, std::move(input), send_counts));
 }
 
 void ProcessGroup::all_to_all(at::Tensor output, std::span<const std::int64_t> receive_counts,
@@ -297,15 +312,15 @@ void ProcessGroup::broadcast(at::Tensor tensor, int root, std::string_view name)
   check_tensor(tensor, "broadcast", name);
   check(root >= 0 && root < size(), "broadcast", name, "root is not a rank of the group");
   start_and_wait([&] {
-    const std::int64_t sequence = start("broadcast", name, tensor);
-    return recorded(do_broadcast(std::move(tensor), root), sequence);
+    start("broadcast", name, tensor);
+    return recorded(do_broadcast(std::move(tensor), root));
   });
 }
 
 void ProcessGroup::barrier(std::string_view name) {
   start_and_wait([&] {
-    const std::int64_t sequence = start("barrier", name, at::Tensor());
-    return recorded(do_barrier(), sequence);
+    start("barrier", name, at::Tensor());
+    return recorded(do_barrier());
   });
 }
 

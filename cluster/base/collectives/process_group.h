@@ -54,7 +54,7 @@ class OperationRing {
   std::int64_t start(std::string_view operation, std::string_view name, const at::Tensor& tensor,
                      bool waiting);
   void begin_waiting(std::int64_t sequence);
-  // After an operation that could not be started.
+  // After an operation that failed.
   void stop_waiting();
   void finish(std::int64_t sequence);
   // Oldest first, at most kCapacity.
@@ -128,27 +128,30 @@ class ProcessGroup {
   // Whether the caller waits for the operation being started before it does anything else. For use
   // inside do_*().
   bool caller_waits() const { return caller_waits_; }
-  // Implementations start the operation and return a handle. Arguments are already checked.
+  // Implementations start the operation and return a handle; if the caller waits, they may also
+  // finish it and return null. Arguments are already checked.
   virtual std::unique_ptr<Work> do_all_reduce(at::Tensor tensor, ReduceOp op) = 0;
   virtual std::unique_ptr<Work> do_reduce_scatter(at::Tensor output, at::Tensor input,
                                                   ReduceOp op) = 0;
   virtual std::unique_ptr<Work> do_all_gather(at::Tensor output, at::Tensor input) = 0;
-  virtual std::unique_ptr<Work> do_all_to_all(at::Tensor output,
-                                              std::vector<std::int64_t> receive_counts,
-                                              at::Tensor input,
-                                              std::vector<std::int64_t> send_counts) = 0;
+  using Counts = std::span<const std::int64_t>;  // valid only during the call
+  virtual std::unique_ptr<Work> do_all_to_all(at::Tensor output, Counts receive_counts,
+                                              at::Tensor input, Counts send_counts) = 0;
   virtual std::unique_ptr<Work> do_broadcast(at::Tensor tensor, int root) = 0;
   virtual std::unique_ptr<Work> do_barrier() = 0;
 
  private:
-  std::int64_t start(std::string_view operation, std::string_view name, const at::Tensor& tensor);
-  std::unique_ptr<Work> recorded(std::unique_ptr<Work> work, std::int64_t sequence);
+  void start(std::string_view operation, std::string_view name, const at::Tensor& tensor);
+  // The started operation's work; wait() also updates the ring.
+  std::unique_ptr<Work> recorded(std::unique_ptr<Work> work);
 
-  // Calls start(), which starts an operation, and waits for it.
+  // Calls start(), which starts an operation, and waits until it is done.
   template <typename Start>
   void start_and_wait(const Start& start);
 
   OperationRing ring_;
+  // Of the operation being started:
+  std::int64_t sequence_ = -1;
   int operation_tag_ = 0;
   bool caller_waits_ = false;
 };
@@ -160,13 +163,14 @@ bool any_rank(ProcessGroup& group, bool mine, std::string_view name);
 // A group of one: every operation is the identity. For commands and models that use no parallelism.
 std::unique_ptr<ProcessGroup> make_single_group(at::Device device = at::kCPU);
 
-// ---- The time that a thread has waited for other ranks: between the call and the return of
-// Work::wait(), summed over all groups. The rest of a step is the rank's own work. For GPU tensors
-// wait() does not block: the GPU's stream waits, which is not counted here.
+// ---- The time that a thread has waited for other ranks, summed over all groups: from the call to
+// the return of Work::wait() and of operations that the thread ran itself. The rest of a step is
+// the rank's own work. For GPU tensors wait() does not block: the GPU's stream waits, which is not
+// counted here.
 
 // Seconds that the calling thread has waited so far. Local.
 double waited_seconds();
-// Adds `seconds` to them. Only a ProcessGroup calls it, where Work::wait() returns.
+// Adds `seconds` to them. Only a ProcessGroup calls it.
 void add_waited_seconds(double seconds);
 
 }  // namespace birkhoff

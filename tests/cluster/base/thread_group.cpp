@@ -118,11 +118,14 @@ class ThreadGroup : public ProcessGroup {
     return done();
   }
 
-  std::unique_ptr<Work> do_all_to_all(at::Tensor output, std::vector<std::int64_t> receive_counts,
-                                      at::Tensor input,
-                                      std::vector<std::int64_t> send_counts) override {
-    offer({"all_to_all", input.mutable_data_ptr(), 0, input.scalar_type(), std::move(send_counts),
-           std::move(receive_counts)});
+  std::unique_ptr<Work> do_all_to_all(at::Tensor output, Counts receive_counts, at::Tensor input,
+                                      Counts send_counts) override {
+    offer({"all_to_all",
+           input.mutable_data_ptr(),
+           0,
+           input.scalar_type(),
+           {send_counts.begin(), send_counts.end()},
+           {receive_counts.begin(), receive_counts.end()}});
     char* out = static_cast<char*>(output.mutable_data_ptr());
     for (int peer = 0; peer < size(); ++peer) {
       const std::vector<std::int64_t>& sent = offer_of(peer).send_counts;
