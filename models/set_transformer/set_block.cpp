@@ -68,10 +68,10 @@ at::Tensor SetBlock::operator()(const at::Tensor& x, const at::Tensor& y,
   NamedSums sums;
   at::Tensor o_BNC = attention_.forward(x, context, noise, sums).to(dtype_);
   require(sums.empty(), "mechanisms that support sets have no sums");
-  if (attention_norm_) o_BNC = (*attention_norm_)({o_BNC, {}}).normed_BTC;
+  if (attention_norm_) o_BNC = attention_norm_->next(o_BNC, {}).x_BTC;
   const at::Tensor branch_BNC = at::relu(linear_(o_BNC));
   if (!output_norm_) return o_BNC + branch_BNC;
-  return (*output_norm_)({o_BNC, branch_BNC}).normed_BTC.to(dtype_);
+  return output_norm_->next(o_BNC, branch_BNC).x_BTC;
 }
 
 double SetBlock::forward_flops(std::int64_t num_x, std::int64_t num_y) const {

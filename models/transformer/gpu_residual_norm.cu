@@ -1,7 +1,7 @@
 // Residual addition and layer norm in one kernel, and their gradient (Ba et al. 2016). Legend: n
 // row of N, c channel of C; all sums are over c unless stated otherwise.
 //
-//   s[n, c] = x[n, c] + y[n, c]
+//   s[n, c] = x[n, c] + y[n, c], or x[n, c] without y
 //   mu[n]   = sum s[n, c] / C      r[n] = 1 / sqrt(sum (s[n, c] - mu[n])^2 / C + epsilon)
 //   mu's own rounding would dominate the error of h, so the second sum corrects it: with a first
 //   mean m, mu = m + e and the variance is sum (s - m)^2 / C - e^2, where e = sum (s - m) / C
@@ -71,8 +71,6 @@ __global__ void __launch_bounds__(kThreads) forward_kernel(const ResidualNormPar
   const std::int64_t row = blockIdx.x;
   const int channels = static_cast<int>(p.channels);
   const float* x_C = p.x + row * channels;
-  const Branch* y_C = static_cast<const Branch*>(p.y) + row * channels;
-  float* sum_C = p.sum + row * channels;
   Branch* normed_C = static_cast<Branch*>(p.normed) + row * channels;
 
   float s[kGroups][kCount];
@@ -81,15 +79,19 @@ __global__ void __launch_bounds__(kThreads) forward_kernel(const ResidualNormPar
   for (int g = 0; g < kGroups; ++g) {
     const int c = channel_of<kThreads>(g);
     if (c >= channels) continue;
-    const auto x = load_vector<float, kCount>(x_C + c);
-    const auto y = load_vector<Branch, kCount>(y_C + c);
-    Vector<float, kCount> sum;
+    auto sum = load_vector<float, kCount>(x_C + c);
+    if (p.y != nullptr) {
+      const auto y =
+          load_vector<Branch, kCount>(static_cast<const Branch*>(p.y) + row * channels + c);
+#pragma unroll
+      for (int k = 0; k < kCount; ++k) sum.elements[k] += to_float(y.elements[k]);
+      store_vector(p.sum + row * channels + c, sum);
+    }
 #pragma unroll
     for (int k = 0; k < kCount; ++k) {
-      sum.elements[k] = s[g][k] = x.elements[k] + to_float(y.elements[k]);
+      s[g][k] = sum.elements[k];
       total += s[g][k];
     }
-    store_vector(sum_C + c, sum);
   }
   const float first_mean = block_sums<kThreads>(total, 0).x / p.channels;
   float squares = 0, deviations = 0;

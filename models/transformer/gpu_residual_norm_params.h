@@ -16,11 +16,11 @@ struct ResidualNormParams {
   KernelDtype branch_dtype;
   std::int64_t rows, channels;  // channels: a multiple of 4, at most kMaxChannels
   const float* x;               // [rows, channels]
-  const void* y;                // [rows, channels], branch
+  const void* y;                // [rows, channels], branch, or null for none
   const float* weight;          // [channels]
   const float* bias;            // [channels], or null for none
   float epsilon;
-  float* sum;    // [rows, channels]: x + y
+  float* sum;    // [rows, channels]: x + y. Not written without y
   void* normed;  // [rows, channels], branch
   float* mean;   // [rows]
   float* rstd;   // [rows]: 1 / standard deviation
@@ -33,7 +33,7 @@ struct ResidualNormBackwardParams {
   std::int64_t rows, channels;
   const float* d_sum;    // [rows, channels]: gradient of x + y through the residual path
   const void* d_normed;  // [rows, channels], branch
-  const float* sum;      // [rows, channels]; this and the next two are from the forward pass
+  const float* sum;      // [rows, channels], x without y; this and the next two: as forward
   const float* mean;     // [rows]
   const float* rstd;     // [rows]
   const float* weight;   // [channels]

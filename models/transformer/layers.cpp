@@ -138,6 +138,7 @@ TokenSlices::Product Linear::gathered(const at::Tensor& x, const TokenSlices& to
 LayerNorm::LayerNorm(const configs::Model& config, const std::string& name, Parameters& parameters)
     : weight_C(parameters.add(name + ".weight", {config.channels()}, Initializer::ones(),
                               /*decay=*/false)),
+      compute_dtype_(parameters.compute_dtype()),
       epsilon_(config.norm_epsilon()) {
   if (config.bias()) {
     bias_C =
@@ -146,9 +147,15 @@ LayerNorm::LayerNorm(const configs::Model& config, const std::string& name, Para
 }
 
 LayerNorm::Output LayerNorm::operator()(const ResidualStream& stream) const {
+  const at::Tensor& branch_BTC = stream.branch_BTC;
+  return apply(stream, branch_BTC.defined() ? branch_BTC.scalar_type() : compute_dtype_);
+}
+
+LayerNorm::Output LayerNorm::apply(const ResidualStream& stream, at::ScalarType dtype) const {
   const auto& [x_BTC, branch_BTC] = stream;
-  if (branch_BTC.defined() && x_BTC.is_cuda()) {
-    const auto [sum_BTC, normed_BTC] = add_and_norm(x_BTC, branch_BTC, weight_C, bias_C, epsilon_);
+  if (x_BTC.is_cuda()) {
+    const auto [sum_BTC, normed_BTC] =
+        add_and_norm(x_BTC, branch_BTC, weight_C, bias_C, epsilon_, dtype);
     return {sum_BTC, normed_BTC};
   }
   const at::Tensor sum_BTC = branch_BTC.defined() ? x_BTC + branch_BTC : x_BTC;
@@ -157,7 +164,9 @@ LayerNorm::Output LayerNorm::operator()(const ResidualStream& stream) const {
 }
 
 ResidualStream LayerNorm::next(const at::Tensor& x_BTC, const at::Tensor& branch_BTC) const {
-  return {(*this)({x_BTC, branch_BTC.to(x_BTC.scalar_type())}).normed_BTC, {}};
+  const at::ScalarType dtype = x_BTC.scalar_type();
+  const at::Tensor branch = branch_BTC.defined() ? branch_BTC.to(dtype) : branch_BTC;
+  return {apply({x_BTC, branch}, dtype).normed_BTC, {}};
 }
 
 FeedForward::FeedForward(const configs::Model& config, const std::string& name,

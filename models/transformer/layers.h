@@ -108,17 +108,20 @@ class LayerNorm {
 
   struct Output {
     at::Tensor sum_BTC;  // x + branch
-    // The norm of sum_BTC. On a GPU it has the dtype of the branch, if there is one: the layers
-    // that use it round it to that anyway.
+    // The norm of sum_BTC, for layers that round it to the compute dtype. On a GPU it has the dtype
+    // of the branch, or without a branch the compute dtype.
     at::Tensor normed_BTC;
   };
-  // A single kernel on a GPU if there is a branch.
+  // A single kernel on a GPU for multiples of 4 up to 8,192 channels.
   Output operator()(const ResidualStream& stream) const;
   // The norm of x + branch as the next residual stream: in the parameters' dtype.
   ResidualStream next(const at::Tensor& x_BTC, const at::Tensor& branch_BTC) const;
 
  private:
+  Output apply(const ResidualStream& stream, at::ScalarType dtype) const;
+
   at::Tensor weight_C, bias_C;
+  at::ScalarType compute_dtype_;
   double epsilon_;
 };
 

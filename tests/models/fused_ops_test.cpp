@@ -100,29 +100,34 @@ TEST(LinearCrossEntropy, EqualsTheLossOfTheProductAndItsGradients) {
 
 TEST(ResidualNorm, EqualsLayerNormOfTheSumAndItsGradients) {
   constexpr double kEpsilon = 1e-5;
-  for (const bool has_bias : {true, false}) {
+  for (const ResidualNormTerms terms :
+       {ResidualNormTerms{true, true}, {true, false}, {false, true}}) {
     at::Tensor x_NC = test_values({5, 24}, 1).requires_grad_(true);
     at::Tensor y_NC = test_values({5, 24}, 2).requires_grad_(true);
     at::Tensor weight_C = (test_values({24}, 3) + 1).requires_grad_(true);
     at::Tensor bias_C;
-    if (has_bias) bias_C = test_values({24}, 4).requires_grad_(true);
+    if (terms.bias) bias_C = test_values({24}, 4).requires_grad_(true);
     const at::Tensor d_sum_NC = test_values({5, 24}, 5), d_normed_NC = test_values({5, 24}, 6);
-    const at::Tensor sum_NC = x_NC + y_NC;
+    const at::Tensor sum_NC = terms.branch ? x_NC + y_NC : x_NC;
     const at::Tensor normed_NC = at::layer_norm(
-        sum_NC, {24}, weight_C, has_bias ? std::optional(bias_C) : std::nullopt, kEpsilon);
+        sum_NC, {24}, weight_C, terms.bias ? std::optional(bias_C) : std::nullopt, kEpsilon);
     ((sum_NC * d_sum_NC).sum() + (normed_NC * d_normed_NC).sum()).backward();
 
-    const ResidualNorm forward = residual_norm(x_NC.detach(), y_NC.detach(), weight_C.detach(),
-                                               has_bias ? bias_C.detach() : at::Tensor(), kEpsilon);
+    const ResidualNorm forward =
+        residual_norm(x_NC.detach(), terms.branch ? y_NC.detach() : at::Tensor(), weight_C.detach(),
+                      terms.bias ? bias_C.detach() : at::Tensor(), kEpsilon, at::kDouble);
     EXPECT_LT(difference(forward.sum_NC, sum_NC), 1e-15);
     EXPECT_LT(difference(forward.normed_NC, normed_NC), 1e-12);
     const ResidualNormGradients gradients =
-        residual_norm_backward(d_sum_NC, d_normed_NC, forward, weight_C.detach(), has_bias);
+        residual_norm_backward(d_sum_NC, d_normed_NC, forward, weight_C.detach(), terms);
     EXPECT_LT(difference(gradients.d_x_NC, x_NC.grad()), 1e-12);
-    EXPECT_LT(difference(gradients.d_y_NC, y_NC.grad()), 1e-12);
+    EXPECT_EQ(gradients.d_y_NC.defined(), terms.branch);
+    if (terms.branch) {
+      EXPECT_LT(difference(gradients.d_y_NC, y_NC.grad()), 1e-12);
+    }
     EXPECT_LT(difference(gradients.d_weight_C, weight_C.grad()), 1e-12);
-    EXPECT_EQ(gradients.d_bias_C.defined(), has_bias);
-    if (has_bias) {
+    EXPECT_EQ(gradients.d_bias_C.defined(), terms.bias);
+    if (terms.bias) {
       EXPECT_LT(difference(gradients.d_bias_C, bias_C.grad()), 1e-12);
     }
   }
@@ -134,33 +139,41 @@ TEST(ResidualNorm, IsDifferentiatedAsAWhole) {
   const auto fresh = [](const at::Tensor& tensor, at::ScalarType dtype) {
     return tensor.to(dtype).detach().clone().requires_grad_(true);
   };
-  constexpr std::pair<at::ScalarType, bool> kCases[] = {
-      {at::kFloat, true}, {at::kFloat, false}, {at::kBFloat16, true}};
-  for (const auto& [branch, has_bias] : kCases) {
+  constexpr std::pair<at::ScalarType, ResidualNormTerms> kCases[] = {
+      {at::kFloat, {true, true}},
+      {at::kFloat, {true, false}},
+      {at::kFloat, {false, true}},
+      {at::kBFloat16, {true, true}},
+      {at::kBFloat16, {false, true}}};
+  for (const auto& [branch, terms] : kCases) {
     const at::Tensor x = fresh(test_values({2, 3, 16}, 1), at::kFloat);
-    const at::Tensor y = fresh(test_values({16, 3, 2}, 2), branch);
+    const at::Tensor y = terms.branch ? fresh(test_values({16, 3, 2}, 2), branch) : at::Tensor();
     const at::Tensor weight = fresh(test_values({16}, 3) + 1, at::kFloat);
-    const at::Tensor bias = has_bias ? fresh(test_values({16}, 4), at::kFloat) : at::Tensor();
+    const at::Tensor bias = terms.bias ? fresh(test_values({16}, 4), at::kFloat) : at::Tensor();
     const at::Tensor d_sum = test_values({2, 3, 16}, 5).to(at::kFloat);
     const at::Tensor d_normed = test_values({2, 3, 16}, 6).to(branch);
-    const auto [sum, normed] = add_and_norm(x, y.transpose(0, 2), weight, bias, 1e-5);
+    const auto [sum, normed] =
+        add_and_norm(x, terms.branch ? y.transpose(0, 2) : y, weight, bias, 1e-5, branch);
     EXPECT_EQ(sum.scalar_type(), at::kFloat);
+    EXPECT_EQ(sum.is_alias_of(x), !terms.branch);
     EXPECT_EQ(normed.scalar_type(), branch);
     ((sum * d_sum).sum() + (normed * d_normed).to(at::kFloat).sum()).backward();
 
-    const at::Tensor x_2 = fresh(x, at::kDouble), y_2 = fresh(y, at::kDouble);
-    const at::Tensor weight_2 = fresh(weight, at::kDouble);
-    const auto bias_2 = has_bias ? std::optional(fresh(bias, at::kDouble)) : std::nullopt;
-    const at::Tensor sum_2 = x_2 + y_2.transpose(0, 2);
+    const at::Tensor x_2 = fresh(x, at::kDouble), weight_2 = fresh(weight, at::kDouble);
+    const at::Tensor y_2 = terms.branch ? fresh(y, at::kDouble) : y;
+    const auto bias_2 = terms.bias ? std::optional(fresh(bias, at::kDouble)) : std::nullopt;
+    const at::Tensor sum_2 = terms.branch ? x_2 + y_2.transpose(0, 2) : x_2;
     const at::Tensor normed_2 = at::layer_norm(sum_2, {16}, weight_2, bias_2, 1e-5);
     ((sum_2 * d_sum).sum() + (normed_2 * d_normed).sum()).backward();
     const double rounding = branch == at::kFloat ? 1e-5 : 0x1p-7;
     EXPECT_LT(difference(sum, sum_2), 1e-6);
     EXPECT_LT(difference(normed, normed_2), 2 * rounding);
     EXPECT_LT(difference(x.grad(), x_2.grad()), 1e-5);
-    EXPECT_LT(difference(y.grad(), y_2.grad()), 4 * rounding);
+    if (terms.branch) {
+      EXPECT_LT(difference(y.grad(), y_2.grad()), 4 * rounding);
+    }
     EXPECT_LT(difference(weight.grad(), weight_2.grad()), 1e-5);
-    if (has_bias) {
+    if (terms.bias) {
       EXPECT_LT(difference(bias.grad(), bias_2->grad()), 1e-5);
     }
   }

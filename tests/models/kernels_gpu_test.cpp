@@ -6,8 +6,8 @@
 #include <limits>
 
 #include "models/losses/fused_cross_entropy.h"
-#include "models/transformer/residual_norm.h"
 #include "tests/kernel_error.h"
+#include "tests/models/residual_norm/norm_check.h"
 
 namespace birkhoff {
 namespace {
@@ -110,90 +110,33 @@ TEST(CrossEntropyKernel, SmallGradientsAreScaled) {
   }
 }
 
-struct NormCase {
-  at::Tensor x, y, weight, bias, d_sum, d_normed;
-};
-
-NormCase make_norm_case(std::int64_t rows, std::int64_t channels, bool has_bias) {
-  return {
-      test_values({rows, channels}, 1) + 3, test_values({rows, channels}, 2),
-      test_values({channels}, 3) + 1,       has_bias ? test_values({channels}, 4) : at::Tensor(),
-      test_values({rows, channels}, 5),     test_values({rows, channels}, 6)};
-}
-
-// Converts the stream to fp32, or to the branch's dtype if that is wider.
-NormCase converted(const NormCase& c, at::ScalarType branch, at::Device device) {
-  const at::ScalarType stream = branch == at::kDouble ? at::kDouble : at::kFloat;
-  const auto convert = [&](const at::Tensor& tensor, at::ScalarType dtype) {
-    return tensor.defined() ? tensor.to(device, dtype) : tensor;
-  };
-  return {convert(c.x, stream),    convert(c.y, branch),     convert(c.weight, stream),
-          convert(c.bias, stream), convert(c.d_sum, stream), convert(c.d_normed, branch)};
-}
-
-constexpr double kEpsilon = 1e-5;
-
-void check_norm(std::int64_t rows, std::int64_t channels, bool has_bias, at::ScalarType dtype,
-                at::Device reference_on = at::kCPU) {
-  const std::string what =
-      fmt::format("{} x {} of {}, bias {}", rows, channels, c10::toString(dtype), has_bias);
-  const NormCase given = converted(make_norm_case(rows, channels, has_bias), dtype, reference_on);
-  const NormCase wide = converted(given, at::kDouble, at::kCPU);
-  const NormCase device = converted(given, dtype, at::kCUDA);
-  const ResidualNorm reference =
-      reference_residual_norm(given.x, given.y, given.weight, given.bias, kEpsilon);
-  // The exact result starts from the rounded sum, as kernel and reference do.
-  const ResidualNorm exact =
-      reference_residual_norm(reference.sum_NC.to(at::kCPU, at::kDouble), at::zeros_like(wide.y),
-                              wide.weight, wide.bias, kEpsilon);
-  const ResidualNorm kernel =
-      residual_norm(device.x, device.y, device.weight, device.bias, kEpsilon);
-  expect_same_bits(kernel.sum_NC, reference.sum_NC, what + ", sum");
-  expect_as_exact(kernel.normed_NC, reference.normed_NC, exact.normed_NC, what + ", normed");
-  expect_as_exact(kernel.mean_N, reference.mean_N, exact.mean_N, what + ", mean");
-  expect_as_exact(kernel.rstd_N, reference.rstd_N, exact.rstd_N, what + ", rstd");
-
-  const ResidualNormGradients exact_gradients =
-      reference_residual_norm_backward(wide.d_sum, wide.d_normed, exact, wide.weight, has_bias);
-  const ResidualNormGradients reference_gradients = reference_residual_norm_backward(
-      given.d_sum, given.d_normed, reference, given.weight, has_bias);
-  const ResidualNormGradients gradients =
-      residual_norm_backward(device.d_sum, device.d_normed, kernel, device.weight, has_bias);
-  expect_as_exact(gradients.d_x_NC, reference_gradients.d_x_NC, exact_gradients.d_x_NC,
-                  what + ", dx");
-  expect_as_exact(gradients.d_y_NC, reference_gradients.d_y_NC, exact_gradients.d_x_NC,
-                  what + ", dy");
-  expect_as_exact(gradients.d_weight_C, reference_gradients.d_weight_C, exact_gradients.d_weight_C,
-                  what + ", dw");
-  EXPECT_EQ(gradients.d_bias_C.defined(), has_bias);
-  if (has_bias) {
-    expect_as_exact(gradients.d_bias_C, reference_gradients.d_bias_C, exact_gradients.d_bias_C,
-                    what + ", db");
-  }
-  const ResidualNormGradients again =
-      residual_norm_backward(device.d_sum, device.d_normed, kernel, device.weight, has_bias);
-  expect_same_bits(again.d_weight_C, gradients.d_weight_C, what + ", a second time");
+void check_norm(const NormCase& c, at::Device reference_on = at::kCPU) {
+  check_norm(c, at::kCUDA, reference_on, residual_norm, residual_norm_backward);
 }
 
 TEST(ResidualNormKernel, SmallIsAsExactAsTheReference) {
   for (const at::ScalarType dtype : kDtypes) {
-    for (const std::int64_t channels : {8, 64, 128, 136, 512, 768, 1024, 2048, 4096, 8192}) {
-      check_norm(3, channels, true, dtype);
+    for (const bool branch : {true, false}) {
+      for (const std::int64_t channels : {8, 64, 128, 136, 512, 768, 1024, 2048, 4096, 8192}) {
+        check_norm({3, channels, dtype, {branch, true}});
+      }
+      // Around the most parts that rows are summed in.
+      for (const std::int64_t rows : {1, 511, 512, 513}) {
+        check_norm({rows, 1024, dtype, {branch, rows != 512}});
+      }
     }
-    // Around the most parts that rows are summed in.
-    for (const std::int64_t rows : {1, 511, 512, 513}) check_norm(rows, 1024, rows != 512, dtype);
   }
 }
 
 TEST(ResidualNormKernel, LargeIsAsExactAsTheReference) {
-  for (const at::ScalarType dtype : kDtypes) check_norm(20000, 768, true, dtype);
+  for (const at::ScalarType dtype : kDtypes) check_norm({20000, 768, dtype});
 }
 
 // LibTorch operations take the shapes and addresses that no kernel takes.
 TEST(ResidualNormKernel, SmallOtherShapesAreServedToo) {
-  check_norm(5, 13, true, at::kFloat, at::kCUDA);
-  check_norm(2, 8200, true, at::kBFloat16, at::kCUDA);
-  check_norm(5, 64, true, at::kDouble, at::kCUDA);
+  check_norm({5, 13, at::kFloat}, at::kCUDA);
+  check_norm({2, 8200, at::kBFloat16}, at::kCUDA);
+  check_norm({5, 64, at::kDouble}, at::kCUDA);
 }
 
 }  // namespace

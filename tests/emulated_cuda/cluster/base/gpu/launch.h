@@ -29,6 +29,7 @@ enum cudaError_t { cudaSuccess, cudaErrorInvalidValue };
 struct alignas(8) float2 {
   float x, y;
 };
+inline float2 make_float2(float x, float y) { return {x, y}; }
 struct alignas(16) float4 {
   float x, y, z, w;
 };
@@ -106,6 +107,14 @@ inline float __fmul_rn(float a, float b) { return a * b; }
 template <typename T>
 T __shfl_xor_sync(unsigned, T value, int distance) {
   return birkhoff::emulated::exchange(value, distance);
+}
+template <typename T>
+T __shfl_sync(unsigned, T value, int lane) {
+  T result{};
+  birkhoff::emulated::read_lanes(value, [&](unsigned from, T other) {
+    if (static_cast<int>(from) == lane) result = other;
+  });
+  return result;
 }
 inline unsigned __ballot_sync(unsigned, bool predicate) {
   unsigned lanes = 0;
