@@ -87,7 +87,8 @@ std::map<std::string, std::vector<std::string>> slow_paths_on_gpu() {
   // The decoder, the encoder and the cross-attention of a model of pairs.
   const std::string pairs[] = {sst2, "encoder " + sst2, "cross-attention of " + sst2};
   const std::string of_padding =
-      "(dense): dense attention is LibTorch's, because padding needs a mask of all pairs of tokens";
+      "(dense): dense attention is LibTorch's, because padding needs a mask of all pairs of tokens: "
+      "the dtype is fp32, not bf16 or fp16";
   const std::vector<std::string> dense_pairs{pairs[0] + of_padding, pairs[1] + of_padding,
                                              pairs[2] + of_padding};
   const std::string top_k = "(dense): dense attention takes the reference path, " + fp32,
@@ -180,9 +181,7 @@ std::map<std::string, std::vector<std::string>> slow_paths_on_gpu() {
                "of keys and values",
         sst2 + "(sinkhorn): block attention takes the reference path, " + fp32}},
       {"sort_dense_smoke", dense_pairs},
-      {"sort_paper",
-       {layers + padded_blocks, "encoder " + layers + padded_blocks,
-        "cross-attention of " + layers + of_padding}},
+      {"sort_paper", {layers + padded_blocks, "encoder " + layers + padded_blocks}},
       {"sort_sinkhorn_smoke", sinkhorn_pairs},
       {"sst2_sortcut",
        {sst2 + "(sortcut): sorting of blocks takes a slower kernel, because padding needs copies "
@@ -258,12 +257,15 @@ TEST(AttentionPaths, ReasonsOnAGpu) {
        {"dense { dropout: 0.1 }",
         {},
         {"dense attention " + reference + "dense attention with dropout has no GPU kernel"}},
+       {"dense {} sink: true", {}, {}},
        {"dense {} sink: true",
-        {},
-        {"dense attention " + reference + "dense attention with sinks has no GPU kernel"}},
+        {"train.precision=fp32"},
+        {"dense attention " + reference + "the dtype is fp32, not bf16 or fp16"}},
+       {"dense {}", {"data.restart_at_documents=true"}, {}},
        {"dense {}",
-        {"data.restart_at_documents=true"},
-        {"dense attention is LibTorch's, because documents need a mask of all pairs of tokens"}},
+        {"data.restart_at_documents=true", "train.precision=fp32"},
+        {"dense attention is LibTorch's, because documents need a mask of all pairs of tokens: the "
+         "dtype is fp32, not bf16 or fp16"}},
        {"dense { normalizer: top_k }", {}, {}},
        {"dense { normalizer: entmax }", {}, {}},
        {"dense { normalizer: entmax dropout: 0.1 }",

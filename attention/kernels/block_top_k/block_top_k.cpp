@@ -106,7 +106,8 @@ GatheredRows lists_of_blocks(const BlockTopK& choice, const at::Tensor& chosen_B
   const at::Tensor k_ends_G =
       ((at::arange(all, numbers.dtype(at::kLong)) + 1) * choice.block).clamp_max(L).to(at::kInt);
   GatheredRows rows{make_row_lists(queries_BHP, groups.starts_BHR.narrow(2, 1, all), L),
-                    make_row_lists(row_L.view({1, 1, -1}), k_ends_G.view({1, 1, -1}), L),
+                    make_permuted_lists(row_L.view({1, 1, -1}), k_ends_G.view({1, 1, -1}),
+                                        row_L.view({1, 1, -1}), /*whole=*/true),
                     {}};
   if (choice.causal) rows.band.least = 0;
   hide_other_documents(choice.documents, rows.band);

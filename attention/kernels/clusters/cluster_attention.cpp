@@ -56,10 +56,9 @@ ClusteredTokens cluster_tokens(const ClusterAttention& in, Path limit) {
   return {of_q, of_k, q, shared ? q : cluster_rows(of_k, limit), shared};
 }
 
-GatheredRows lists_of_clusters(const ClusterAttention& in, const ClusteredTokens& tokens,
-                               Path limit) {
+GatheredRows lists_of_clusters(const ClusterAttention& in, const ClusteredTokens& tokens) {
   return in.selection == ClusterSelection::kCausalBucket
-             ? causal_buckets(tokens.of_q, tokens.q, tokens.k, in.window, limit)
+             ? causal_buckets(tokens.of_q, tokens.q, tokens.k, in.window)
              : nearest_lists(tokens.q, tokens.k, in.selection == ClusterSelection::kNearestCausal);
 }
 
@@ -68,7 +67,7 @@ at::Tensor attend_in_clusters(const ClusterAttention& in, const ClusteredTokens&
   const GatheredAttention attention{.q_BHLD = unit_queries(in.q_BHLD, tokens.q, in.length),
                                     .k_BHSD = tokens.k.unit_BHLD,
                                     .v_BHSD = in.v_BHLD,
-                                    .rows = lists_of_clusters(in, tokens, limit),
+                                    .rows = lists_of_clusters(in, tokens),
                                     .merge = in.merge,
                                     .relative = in.relative,
                                     .sink_H = in.sink_H,

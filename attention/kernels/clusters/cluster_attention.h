@@ -58,9 +58,8 @@ struct ClusteredTokens {
 };
 ClusteredTokens cluster_tokens(const ClusterAttention& in, Path limit);
 
-// The keys that each query sees, on the path of clusters.h up to `limit`.
-GatheredRows lists_of_clusters(const ClusterAttention& in, const ClusteredTokens& tokens,
-                               Path limit);
+// The keys that each query sees.
+GatheredRows lists_of_clusters(const ClusterAttention& in, const ClusteredTokens& tokens);
 
 // The output [B, H, L, D]. Differentiable by q, k, v, tables and sinks.
 at::Tensor attend_in_clusters(const ClusterAttention& in, const ClusteredTokens& tokens,

@@ -12,7 +12,7 @@ namespace birkhoff {
 // If queries are keys (`k` is `q`), a query's own key is hidden, unless it is the only one that it
 // would see: a vector is closer to itself than to any other.
 GatheredRows causal_buckets(const ClusterProblem& problem, const ClusteredRows& q,
-                            const ClusteredRows& k, std::int64_t window, Path limit);
+                            const ClusteredRows& k, std::int64_t window);
 
 // The nearest queries of each cluster see its nearest keys; if `causal`, only keys up to their own
 // position, as above. Encoders whose queries are keys hide nothing.

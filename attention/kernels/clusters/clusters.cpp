@@ -11,6 +11,7 @@
 #include "attention/kernels/clusters/cpu_clusters.h"
 #include "attention/kernels/clusters/gpu_arguments.h"
 #include "attention/kernels/counting_sort/counting_sort.h"
+#include "attention/kernels/gathered_attention/gathered_attention.h"
 #include "cluster/base/error.h"
 #include "cluster/base/gpu/device.h"
 #include "cluster/base/tensors/second_gradient.h"
@@ -148,14 +149,13 @@ struct FusedClusterRows : torch::autograd::Function<FusedClusterRows> {
 }  // namespace
 
 Documents::Documents(const at::Tensor& segments_BL, const at::Tensor& lengths_B,
-                     const at::Tensor& x_BHLD) {
+                     const at::Tensor& x_BHLD)
+    : has_padding(lengths_B.defined()) {
   const at::TensorOptions options = x_BHLD.options().dtype(at::kInt).requires_grad(false);
   const std::int64_t L = x_BHLD.size(2);
   number_BL = at::zeros({1, L}, options);
   if (segments_BL.defined()) {
-    const at::Tensor begins_BL = at::cat(
-        {at::zeros({segments_BL.size(0), 1}, options), segments_BL.diff().ne(0).to(at::kInt)}, 1);
-    number_BL = begins_BL.cumsum(1, at::kInt);
+    number_BL = document_numbers(segments_BL);
     if (!number_BL.is_meta()) count = number_BL.max().item<std::int32_t>() + 1;
   }
   if (lengths_B.defined()) {

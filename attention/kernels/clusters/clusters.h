@@ -22,6 +22,7 @@ struct Documents {
   // which comes last. B may be 1.
   at::Tensor number_BL;
   std::int64_t count = 1;  // N, the maximum over samples
+  bool has_padding = false;
 
   // segments_BL: ids that never decrease along a sample (AttentionInput); undefined: one document.
   // Rows at lengths_B and after are padding; undefined: none. Waits for the device if segments are

@@ -54,11 +54,11 @@ at::Tensor dense_mass(const ClusterAttention& in, const ClusteredTokens& tokens,
   return p_BHML.masked_fill(to_query_heads(seen_BHML, H).logical_not(), 0).sum();
 }
 
-at::Tensor dense_mass(const ClusterAttention& in, const ClusteredTokens& tokens, Path limit) {
+at::Tensor dense_mass(const ClusterAttention& in, const ClusteredTokens& tokens) {
   constexpr std::int64_t kMaxPairs = std::int64_t{1} << 22;  // of a chunk
   const std::int64_t B = in.q_BHLD.size(0), H = in.q_BHLD.size(1), L = in.q_BHLD.size(2),
                      chunk = std::max<std::int64_t>(kMaxPairs / (B * H * L), 1);
-  const ClusterPairs pairs(lists_of_clusters(in, tokens, limit), in.centroids_HKD.size(1),
+  const ClusterPairs pairs(lists_of_clusters(in, tokens), in.centroids_HKD.size(1),
                            in.centroids_HKD.options());
   at::Tensor sum = at::zeros({}, in.centroids_HKD.options());
   for (std::int64_t first = 0; first < L; first += chunk) {

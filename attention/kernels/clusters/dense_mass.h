@@ -22,6 +22,6 @@ at::Tensor dense_mass(const ClusterAttention& in, const ClusteredTokens& tokens,
                       const at::Tensor& seen_BHML);
 
 // The same for all queries and the keys that they see in attend_in_clusters().
-at::Tensor dense_mass(const ClusterAttention& in, const ClusteredTokens& tokens, Path limit);
+at::Tensor dense_mass(const ClusterAttention& in, const ClusteredTokens& tokens);
 
 }  // namespace birkhoff

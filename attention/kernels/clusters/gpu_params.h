@@ -61,7 +61,29 @@ struct ClusterSumsParams {
   BIRKHOFF_HOST_DEVICE int parts() const { return (shape.head_dim + kColumns - 1) / kColumns; }
 };
 
+enum ClusterFigure {
+  kMovedRows,       // compared rows whose cluster has changed
+  kComparedRows,    // except padding
+  kLargestCluster,  // the rows of the largest cluster, of each head of each sample
+  kRows,            // except padding
+  kIdleClusters,    // without a row in the last step
+  kClusters,        // of all heads
+  kNumClusterFigures
+};
+
+// ClusterCounts (cluster_figures.h).
+struct ClusterCountsParams {
+  static constexpr int kMaxClusters = 4096;  // whose counts fit the shared memory of sm_80
+
+  int batch, heads, rows, compared, clusters;
+  const std::int32_t *cluster, *before;  // [B, H, L] and [B, H, M]
+  const float* idle_steps;               // [H, K]
+  std::int64_t idle_strides[2];
+  std::int32_t* counts;  // [B, H, kNumClusterFigures]
+};
+
 // Asynchronous on `stream`.
+void launch_cluster_counts(const ClusterCountsParams& params, CUstream_st* stream);
 void launch_cluster_rows(const ClusterRowsParams& params, CUstream_st* stream);
 void launch_cluster_gradients(const ClusterGradientParams& params, CUstream_st* stream);
 void launch_cluster_sums(const ClusterSumsParams& params, CUstream_st* stream);

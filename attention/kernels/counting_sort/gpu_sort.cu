@@ -4,7 +4,8 @@
 // their counts fit into shared memory: each counts the numbers of its part, the counts are added up
 // in the order of numbers and then of warps, and each warp writes its slots behind its
 // predecessors'. A warp takes 32 slots at a time; slots of equal number are in the order of
-// lanes. No atomics; the result has exactly one valid order.
+// lanes. No atomics; the result has exactly one valid order. A warp's count of a number also
+// tells the ranks of its slots.
 #include <algorithm>
 
 #include "attention/kernels/counting_sort/gpu_sort.h"
@@ -32,15 +33,18 @@ __global__ void __launch_bounds__(kGroupThreads)
   const std::int64_t head = blockIdx.x;
   const std::int32_t* const number_of = p.numbers + head * p.slots;
   const int used = p.used == nullptr ? p.slots : p.used[head];
+  const auto in_range = [&](int number) {
+    return number < 0 || number > p.count ? p.count : number;
+  };
   int* const sums = group_memory;            // [kGroupThreads]
   int* const totals = sums + kGroupThreads;  // [kGroupWarps]
   int* const counts = totals + kGroupWarps;  // [warps, N + 1]
   for (int e = thread; e < warps * numbers; e += kGroupThreads) counts[e] = 0;
   __syncthreads();
 
-  // Calls use(slot, group, count) for the slots of the warp's part. `group` are the lanes whose
-  // slots have the same number, and `count` is the warp's count of this number, which grows by
-  // their number after the call.
+  // Calls use(slot, number, group) in each lane for the slots of the warp's part, a slot that does
+  // not exist included: its number is `numbers`. `group` are the lanes whose slots have the same
+  // number. The warp's own count of each number grows after the call.
   int* const own = counts + warp * numbers;
   const auto visit = [&](auto use) {
     if (warp >= warps) return;
@@ -48,11 +52,10 @@ __global__ void __launch_bounds__(kGroupThreads)
               end = min((warp + 1) * part, runs);
     for (int run = warp * part; run < end; ++run) {
       const int slot = run * kWarp + lane;
-      int number = slot < used ? number_of[slot] : p.count;
-      if (number < 0 || number > p.count) number = p.count;
-      if (slot >= p.slots) number = numbers;  // no slot
+      int number = in_range(slot < used ? number_of[slot] : p.count);
+      if (slot >= p.slots) number = numbers;
       const unsigned group = __match_any_sync(kWholeWarp, number);
-      if (number < numbers) use(slot, group, own[number]);
+      use(slot, number, group);
       __syncwarp();
       if (number < numbers && lane + 1 == __ffs(static_cast<int>(group))) {
         own[number] += __popc(group);
@@ -60,7 +63,7 @@ __global__ void __launch_bounds__(kGroupThreads)
       __syncwarp();
     }
   };
-  visit([](int, unsigned, int) {});
+  visit([](int, int, unsigned) {});
   __syncthreads();
 
   // Counts become the first slot of each number in each warp. A thread owns successive numbers.
@@ -88,8 +91,24 @@ __global__ void __launch_bounds__(kGroupThreads)
   __syncthreads();
 
   const unsigned before = (1u << lane) - 1;
-  visit([&](int slot, unsigned group, int start) {
-    p.order[head * p.slots + start + __popc(group & before)] = slot;
+  const std::int32_t* const starts = p.starts + head * numbers;
+  visit([&](int slot, int number, unsigned group) {
+    const std::int64_t at = head * p.slots + slot;
+    if (p.others != nullptr) {
+      const int other = slot < p.slots ? in_range(p.others[at]) : p.count;
+      int rank = own[other] - starts[other] - 1;
+      for (int of = 0; of < kWarp; ++of) {
+        const int number_there = __shfl_sync(kWholeWarp, number, of);
+        if (of <= lane && number_there == other) ++rank;
+      }
+      if (slot < p.slots) p.other_ranks[at] = rank;
+    }
+    if (slot >= p.slots) return;
+    const int position = own[number] + __popc(group & before);
+    p.order[head * p.slots + position] = slot;
+    if (p.positions == nullptr) return;
+    p.positions[at] = position;
+    p.ranks[at] = position - starts[number];
   });
 }
 

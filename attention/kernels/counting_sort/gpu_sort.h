@@ -15,6 +15,10 @@ struct CountingSortParams {
   const std::int32_t* numbers;   // [B H, P]
   const std::int32_t* used;      // [B H]; null: P
   std::int32_t *order, *starts;  // [B H, P] and [B H, N + 1]
+  // SlotRanks, [B H, P]; null: not wanted. `ranks` if `positions`, `other_ranks` if `others`.
+  std::int32_t *positions, *ranks;
+  const std::int32_t* others;
+  std::int32_t* other_ranks;
 };
 
 // Asynchronous on `stream`.

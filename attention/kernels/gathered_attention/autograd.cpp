@@ -103,6 +103,8 @@ struct FusedGatheredAttention : torch::autograd::Function<FusedGatheredAttention
                                 noise.sample_ids_B});
     context->saved_data["band"] =
         std::vector<std::int64_t>{static_cast<std::int64_t>(band.of), band.least, band.most};
+    context->saved_data["lists"] =
+        std::vector<std::int64_t>{queries.once, queries.whole, keys.once, keys.whole};
     context->saved_data["merge"] = static_cast<std::int64_t>(in.merge);
     context->saved_data["least"] = in.relative.least;
     context->saved_data["dropout"] = static_cast<double>(in.dropout);
@@ -112,13 +114,14 @@ struct FusedGatheredAttention : torch::autograd::Function<FusedGatheredAttention
   static std::pair<GatheredAttention, GatheredResults> restore(AutogradContext* context) {
     const variable_list saved = context->get_saved_variables();
     const std::vector<std::int64_t> band = context->saved_data["band"].toIntVector();
-    const auto lists = [&](std::size_t first, const at::Tensor& x) {
-      return RowLists{saved[first], saved[first + 1], saved[first + 2], saved[first + 3],
-                      x.size(2)};
+    const std::vector<std::int64_t> facts = context->saved_data["lists"].toIntVector();
+    const auto lists = [&](std::size_t first, const at::Tensor& x, std::size_t fact) {
+      return RowLists{saved[first], saved[first + 1], saved[first + 2],    saved[first + 3],
+                      x.size(2),    facts[fact] != 0, facts[fact + 1] != 0};
     };
     GatheredAttention in{.q_BHLD = saved[0], .k_BHSD = saved[1], .v_BHSD = saved[2], .rows = {}};
-    in.rows.queries = lists(7, in.q_BHLD);
-    in.rows.keys = lists(11, in.k_BHSD);
+    in.rows.queries = lists(7, in.q_BHLD, 0);
+    in.rows.keys = lists(11, in.k_BHSD, 2);
     in.rows.band = {.of = static_cast<DistanceBand::Of>(band[0]),
                     .least = band[1],
                     .most = band[2],

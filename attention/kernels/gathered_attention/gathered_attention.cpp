@@ -114,10 +114,8 @@ GatheredAttention readable(GatheredAttention in) {
   return in;
 }
 
-}  // namespace
-
-RowLists make_row_lists(const at::Tensor& rows_BHP, const at::Tensor& ends_BHG,
-                        std::int64_t num_rows) {
+// Lists without their inverse.
+RowLists new_lists(const at::Tensor& rows_BHP, const at::Tensor& ends_BHG, std::int64_t num_rows) {
   require(rows_BHP.dim() == 3 && ends_BHG.dim() == 3 && rows_BHP.size(0) == ends_BHG.size(0) &&
               rows_BHP.size(1) == ends_BHG.size(1),
           "gathered attention: rows must be [B, H, P] and ends [B, H, G]");
@@ -133,15 +131,66 @@ RowLists make_row_lists(const at::Tensor& rows_BHP, const at::Tensor& ends_BHG,
                  .starts_BHR = {},
                  .num_rows = num_rows};
   if (rows_BHP.is_cpu()) check_numbers(lists.rows_BHP, lists.ends_BHG, num_rows);
+  return lists;
+}
 
+// int32 [B, H]: how many slots are in segments.
+at::Tensor used_slots(const RowLists& lists) {
+  const at::Tensor& ends_BHG = lists.ends_BHG;
   const std::int64_t G = ends_BHG.size(2);
-  const at::Tensor used_BH =
-      G > 0 ? lists.ends_BHG.select(2, G - 1)
-            : at::zeros({rows_BHP.size(0), rows_BHP.size(1)}, ends_BHG.options());
-  const SortedIndices inverse = counting_sort(lists.rows_BHP, num_rows, used_BH);
+  return G > 0 ? ends_BHG.select(2, G - 1)
+               : at::zeros({ends_BHG.size(0), ends_BHG.size(1)}, ends_BHG.options());
+}
+
+}  // namespace
+
+RowLists make_row_lists(const at::Tensor& rows_BHP, const at::Tensor& ends_BHG,
+                        std::int64_t num_rows) {
+  RowLists lists = new_lists(rows_BHP, ends_BHG, num_rows);
+  const SortedIndices inverse = counting_sort(lists.rows_BHP, num_rows, used_slots(lists));
   lists.order_BHP = inverse.order_BHP;
   lists.starts_BHR = inverse.starts_BHR;
   return lists;
+}
+
+RowLists make_permuted_lists(const at::Tensor& rows_BHP, const at::Tensor& ends_BHG,
+                             const at::Tensor& slots_BHP, bool whole) {
+  RowLists lists = new_lists(rows_BHP, ends_BHG, rows_BHP.size(2));
+  require(slots_BHP.sizes() == rows_BHP.sizes() && slots_BHP.scalar_type() == at::kInt &&
+              slots_BHP.device() == rows_BHP.device(),
+          "gathered attention: slots must be int32 [B, H, P], where rows are");
+  lists.order_BHP = slots_BHP.contiguous();
+  const at::Tensor row_R = at::arange(lists.num_rows + 1, rows_BHP.options());
+  lists.starts_BHR = whole ? row_R.expand({rows_BHP.size(0), rows_BHP.size(1), -1}).contiguous()
+                           : at::minimum(row_R, used_slots(lists).unsqueeze(2));
+  if (rows_BHP.is_cpu()) {
+    const SortedIndices inverse = counting_sort(lists.rows_BHP, lists.num_rows, used_slots(lists));
+    require(at::equal(lists.order_BHP, inverse.order_BHP) &&
+                at::equal(lists.starts_BHR, inverse.starts_BHR),
+            "gathered attention: slots are not the inverse of the list of rows");
+  }
+  lists.once = true;
+  lists.whole = whole;
+  return lists;
+}
+
+at::Tensor document_numbers(const at::Tensor& segments_BL) {
+  const at::Tensor begins_BL = segments_BL.diff().ne(0).to(at::kInt);
+  return at::constant_pad_nd(begins_BL, {1, 0}).cumsum(1, at::kInt);
+}
+
+bool fit_document_positions(std::int64_t num_documents, std::int64_t num_rows) {
+  return num_documents * num_rows <= std::numeric_limits<std::int32_t>::max();
+}
+
+void separate_documents(const at::Tensor& number_BL, DistanceBand& band) {
+  const std::int64_t L = number_BL.size(1);
+  band.positions_q_BHL = band.positions_k_BHS =
+      (number_BL.to(at::kLong) * L + at::arange(L, number_BL.options().dtype(at::kLong)))
+          .to(at::kInt)
+          .unsqueeze(1);
+  band.least = std::max(band.least, 1 - L);
+  band.most = std::min(band.most, L - 1);
 }
 
 PathChoice choose_path(const GatheredAttention& in, Path limit) {

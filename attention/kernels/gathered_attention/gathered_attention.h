@@ -36,6 +36,8 @@ struct RowLists {
   // ascending order. R is num_rows + 1.
   at::Tensor order_BHP, starts_BHR;
   std::int64_t num_rows = 0;
+  // Known when the list was made: no row has two used slots; every row has one.
+  bool once = false, whole = false;
 };
 
 // Checks lists and inverts them. Error(kInternal) if a shape or dtype is wrong, or, for lists on
@@ -43,6 +45,12 @@ struct RowLists {
 // validated: reading them would wait for the device. Asynchronous there.
 RowLists make_row_lists(const at::Tensor& rows_BHP, const at::Tensor& ends_BHG,
                         std::int64_t num_rows);
+// Lists that have each of their P rows once, whose slots are known: slots[r], int32, is row r's.
+// Rows without a used slot come last: their numbers are the highest, and row r is at slot r.
+// `whole`: there are none. Error(kInternal) as above, and, for lists on the CPU, if `slots` or
+// `whole` says something else than the lists.
+RowLists make_permuted_lists(const at::Tensor& rows_BHP, const at::Tensor& ends_BHG,
+                             const at::Tensor& slots_BHP, bool whole);
 
 // Query i sees key j of its segment if least <= p_i - p_j <= most. By default it sees all.
 struct DistanceBand {
@@ -56,6 +64,16 @@ struct DistanceBand {
   std::int64_t least = -kFar, most = kFar;
   at::Tensor positions_q_BHL{}, positions_k_BHS{};  // int32; B and H may be 1
 };
+
+// int32 [B, L]: the number of each row's document, from 0, of ids int64 [B, L] that never decrease
+// along a sample. Asynchronous on a GPU.
+at::Tensor document_numbers(const at::Tensor& segments_BL);
+// Whether the positions of separate_documents() fit int32, for up to num_documents of a sequence.
+bool fit_document_positions(std::int64_t num_documents, std::int64_t num_rows);
+// Hides keys of other documents from queries of the same L rows: gives `band`, which must have no
+// positions yet, positions of which those of two documents are further apart than any two of one.
+// number_BL as above, or -1 for padding; positions must fit.
+void separate_documents(const at::Tensor& number_BL, DistanceBand& band);
 
 // The keys that each query sees, apart from padding: everything that a mechanism chooses.
 struct GatheredRows {

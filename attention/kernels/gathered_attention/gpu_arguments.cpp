@@ -3,6 +3,7 @@
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
+#include <ATen/ops/zeros_like.h>
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -23,12 +24,13 @@ float* floats_of(const at::Tensor& x) {
   return static_cast<float*>(const_cast<void*>(x.const_data_ptr()));
 }
 
-GatheredListsParams lists_of(const RowLists& lists, const at::Tensor& positions_BHL) {
+GatheredListsParams lists_of(const RowLists& lists, const at::Tensor& positions_BHL, bool once) {
   const at::Tensor& rows = lists.rows_BHP;
   GatheredListsParams params{.batch = static_cast<int>(rows.size(0)),
                              .heads = static_cast<int>(rows.size(1)),
                              .slots = static_cast<int>(rows.size(2)),
                              .rows = static_cast<int>(lists.num_rows),
+                             .once = once,
                              .row_of = rows.const_data_ptr<std::int32_t>(),
                              .ends = lists.ends_BHG.const_data_ptr<std::int32_t>(),
                              .order = lists.order_BHP.const_data_ptr<std::int32_t>(),
@@ -51,8 +53,21 @@ bool are_aligned(const RowsParams& x) {
                      [](std::int64_t stride) { return stride % kNumbers == 0; });
 }
 
+// Whether the results of a list's slots are those of its rows.
+bool writes_rows(const RowLists& lists, bool tensor_cores) { return tensor_cores && lists.once; }
+bool queries_write_rows(const GatheredAttention& in, bool tensor_cores) {
+  // Of a mean, the backward pass needs the slots.
+  return in.merge == SlotMerge::kOneSoftmax && writes_rows(in.rows.queries, tensor_cores);
+}
+
+// Memory like x for the results of the rows of `lists`. Those without a slot are 0: kernels that
+// write only to the rows of slots leave them out.
+at::Tensor results_like(const at::Tensor& x, const RowLists& lists, bool writes_rows) {
+  return writes_rows && !lists.whole ? at::zeros_like(x) : at::empty_like(x);
+}
+
 // Tables and sinks in fp32 are added to `inputs`.
-GatheredParams params_of(const GatheredAttention& in, const AttentionPart& part,
+GatheredParams params_of(const GatheredAttention& in, const AttentionPart& part, bool tensor_cores,
                          std::vector<at::Tensor>& inputs) {
   const auto as_floats = [&](const at::Tensor& x) {
     return floats_of(inputs.emplace_back(x.to(at::kFloat).contiguous()));
@@ -67,8 +82,11 @@ GatheredParams params_of(const GatheredAttention& in, const AttentionPart& part,
   params.segments = static_cast<int>(in.rows.queries.ends_BHG.size(2));
   params.head_dim = static_cast<int>(q.size(3));
   params.scale = static_cast<float>(1 / std::sqrt(static_cast<double>(q.size(3))));
-  params.queries = lists_of(in.rows.queries, band.positions_q_BHL);
-  params.keys = lists_of(in.rows.keys, band.positions_k_BHS);
+  params.tensor_cores = tensor_cores;
+  params.queries =
+      lists_of(in.rows.queries, band.positions_q_BHL, queries_write_rows(in, tensor_cores));
+  params.keys =
+      lists_of(in.rows.keys, band.positions_k_BHS, writes_rows(in.rows.keys, tensor_cores));
   params.by_rank = band.of == DistanceBand::Of::kRanks;
   params.least = band.least;
   params.most = band.most;
@@ -89,7 +107,6 @@ GatheredParams params_of(const GatheredAttention& in, const AttentionPart& part,
   params.out = rows_params(part.out_BHLD);
   params.max = floats_of(part.max_BHL);
   params.sum = floats_of(part.sum_BHL);
-  params.tensor_cores = why_not_tensor_cores(in).empty();
   return params;
 }
 
@@ -157,14 +174,19 @@ GatheredForward gathered_forward(const GatheredAttention& in) {
   const at::Tensor& q = in.q_BHLD;
   const std::int64_t B = q.size(0), H = q.size(1), L = q.size(2),
                      P = in.rows.queries.rows_BHP.size(2);
-  const AttentionPart part{at::empty_like(q), new_floats(in, {B, H, L}), new_floats(in, {B, H, L})};
+  const bool tensor_cores = why_not_tensor_cores(in).empty(),
+             to_rows = queries_write_rows(in, tensor_cores);
+  const auto results = [&](const at::Tensor& x) {
+    return results_like(x, in.rows.queries, to_rows);
+  };
+  const at::Tensor statistics_2BHL = results(new_floats(in, {2, B, H, L}));
+  const AttentionPart part{results(q), statistics_2BHL[0], statistics_2BHL[1]};
+  GatheredForward forward{.params = {}, .results = {part, {}}, .inputs = {}, .scratch = {}};
+  forward.params = params_of(in, part, tensor_cores, forward.inputs);
+  if (to_rows) return forward;
   const SlotResults slots{new_slots(in, in.rows.queries, q), new_floats(in, {2, B, H, P})};
-  GatheredForward forward{.params = {},
-                          .results = {part, {}},
-                          .inputs = {},
-                          .scratch = {slots.out_BHPD, slots.softmax_2BHP}};
+  forward.scratch = {slots.out_BHPD, slots.softmax_2BHP};
   if (in.merge == SlotMerge::kMean) forward.results.slots = slots;
-  forward.params = params_of(in, part, forward.inputs);
   set_slots(slots, forward.params);
   return forward;
 }
@@ -175,27 +197,34 @@ GatheredBackward gathered_backward(const GatheredAttention& in, const GatheredRe
   const bool mean = in.merge == SlotMerge::kMean;
   const std::int64_t B = q.size(0), H = q.size(1), L = q.size(2),
                      P = in.rows.queries.rows_BHP.size(2), parts = blocks_of_head(in);
-  GatheredBackward backward{
-      .params = {},
-      .gradients = {at::empty_like(q), at::empty_like(in.k_BHSD), at::empty_like(in.v_BHSD)},
-      .d_table_NHRD = {},
-      .d_sink_BHL = {},
-      .inputs = {},
-      .scratch = {new_floats(in, {2, B, H, mean ? P : L}), new_slots(in, in.rows.queries, q),
-                  new_slots(in, in.rows.keys, in.k_BHSD), new_slots(in, in.rows.keys, in.k_BHSD)}};
-  GatheredParams& params = backward.params = params_of(in, results.part, backward.inputs);
+  const bool tensor_cores =
+      why_not_tensor_cores(in).empty() && are_aligned(rows_params(d_out_BHLD));
+  const bool q_rows = queries_write_rows(in, tensor_cores),
+             k_rows = writes_rows(in.rows.keys, tensor_cores);
+  GatheredBackward backward{.params = {},
+                            .gradients = {results_like(q, in.rows.queries, q_rows),
+                                          results_like(in.k_BHSD, in.rows.keys, k_rows),
+                                          results_like(in.v_BHSD, in.rows.keys, k_rows)},
+                            .d_table_NHRD = {},
+                            .d_sink_BHL = {},
+                            .inputs = {},
+                            .scratch = {new_floats(in, {2, B, H, mean ? P : L})}};
+  GatheredParams& params = backward.params =
+      params_of(in, results.part, tensor_cores, backward.inputs);
   if (mean) set_slots(results.slots, params);
   params.d_out = rows_params(d_out_BHLD);
-  params.tensor_cores = params.tensor_cores && are_aligned(params.d_out);
   if (d_sum_BHL.defined()) params.d_sum = floats_of(d_sum_BHL);
   params.d_q = rows_params(backward.gradients.d_q_BHLD);
   params.d_k = rows_params(backward.gradients.d_k_BHSD);
   params.d_v = rows_params(backward.gradients.d_v_BHSD);
   params.delta = floats_of(backward.scratch[0][0]);
   params.inverse = floats_of(backward.scratch[0][1]);
-  params.d_q_slots = floats_of(backward.scratch[1]);
-  params.d_k_slots = floats_of(backward.scratch[2]);
-  params.d_v_slots = floats_of(backward.scratch[3]);
+  const auto slots_unless = [&](bool to_rows, const RowLists& lists, const at::Tensor& x) {
+    return to_rows ? nullptr : floats_of(backward.scratch.emplace_back(new_slots(in, lists, x)));
+  };
+  params.d_q_slots = slots_unless(q_rows, in.rows.queries, q);
+  params.d_k_slots = slots_unless(k_rows, in.rows.keys, in.k_BHSD);
+  params.d_v_slots = slots_unless(k_rows, in.rows.keys, in.v_BHSD);
   params.parts = static_cast<int>(parts);
   if (in.relative.defined()) {
     const std::int64_t R = in.relative.num_distances();

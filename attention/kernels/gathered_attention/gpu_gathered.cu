@@ -37,7 +37,8 @@
 //   columns every eighth. Shared memory: two (forward) or four tiles of rows and one or two of
 //   products, 13 KiB (D = 32) to 137 KiB (D = 256).
 // merge, average, delta, mean_delta, add (gpu_slots.cuh): eight threads own a row.
-// With GatheredParams::tensor_cores the kernels of tiles/ replace the first three.
+// With GatheredParams::tensor_cores the kernels of tiles/ replace the first three, and lists that
+// have no row twice need no merge and no sums: results of slots are written to rows.
 //
 // Results belong to slots and then to rows: no atomics, fixed orders, the same bits each time.
 #include <math.h>
@@ -344,6 +345,7 @@ void launch_gathered_attention(const GatheredParams& params, cudaStream_t stream
       launch_blocks(&forward_kernel<T, kColumns, kRelative>, p, p.heads, tiles_of(p.queries),
                     shared_bytes(p.head_dim, 2, 1), stream);
     }
+    if (p.queries.once) return;
     launch_rows(p.mean ? &average_kernel<T> : &merge_kernel<T>, p, p.heads, p.queries.rows, stream);
   });
 }
@@ -361,8 +363,11 @@ void launch_gathered_attention_backward(const GatheredParams& params, cudaStream
       launch_blocks(&key_gradients_kernel<T, kColumns, kRelative>, p, p.key_heads, tiles_of(p.keys),
                     shared_bytes(p.head_dim, 4, 2), stream);
     }
-    launch_rows(&add_kernel<T>, p, p.heads, p.queries.rows, stream, p.heads, p.queries, p.d_q_slots,
-                p.d_q);
+    if (!p.queries.once) {
+      launch_rows(&add_kernel<T>, p, p.heads, p.queries.rows, stream, p.heads, p.queries,
+                  p.d_q_slots, p.d_q);
+    }
+    if (p.keys.once) return;
     launch_rows(&add_kernel<T>, p, p.key_heads, p.keys.rows, stream, p.key_heads, p.keys,
                 p.d_k_slots, p.d_k);
     launch_rows(&add_kernel<T>, p, p.key_heads, p.keys.rows, stream, p.key_heads, p.keys,

@@ -16,6 +16,7 @@ namespace birkhoff {
 // share a list.
 struct GatheredListsParams {
   int batch, heads, slots, rows;
+  bool once;  // no row has two slots: results of slots are written to rows. With tensor_cores only
   const std::int32_t *row_of, *ends, *order, *starts;
   const std::int32_t* positions;     // [B or 1, H or 1, rows]; null: the rows
   std::int64_t position_strides[2];  // from one sample, and one head, to the next
@@ -48,16 +49,17 @@ struct GatheredParams {
   RowsParams q, k, v, out;
   float *max, *sum;  // [B, H, L]; of a mean 0 and the number of slots that see a key
 
-  // Scratch of the forward pass; with a mean the backward pass reads it.
+  // Scratch of the forward pass; with a mean the backward pass reads it. Not with queries.once.
   float *slot_out, *slot_max, *slot_sum;  // [B, H, P, D] and [B, H, P]
 
   // Backward.
   RowsParams d_out, d_q, d_k, d_v;
-  const float* d_sum;                        // [B, H, L]; null: 0
-  float *delta, *inverse;                    // scratch [B, H, L]; of a mean [B, H, P]
-  float *d_q_slots, *d_k_slots, *d_v_slots;  // scratch [B, H, P, D]; of the slots of keys
-  float* d_sink;                             // [B, H, L], each query's term; with a sink
-  int parts;                                 // blocks that share the queries of a head
+  const float* d_sum;      // [B, H, L]; null: 0
+  float *delta, *inverse;  // scratch [B, H, L]; of a mean [B, H, P]
+  // Scratch [B, H, P, D]; of the slots of keys. Not of lists with `once`.
+  float *d_q_slots, *d_k_slots, *d_v_slots;
+  float* d_sink;  // [B, H, L], each query's term; with a sink
+  int parts;      // blocks that share the queries of a head
   // With a table, each of these blocks' term of its gradient, without `scale`, and their scratch:
   // [B, parts, H, R, D] and [B, parts, H, kTile, R].
   float *d_table, *distance_sums;
@@ -66,8 +68,8 @@ struct GatheredParams {
 // Asynchronous on `stream`.
 void launch_gathered_attention(const GatheredParams& params, CUstream_st* stream);
 void launch_gathered_attention_backward(const GatheredParams& params, CUstream_st* stream);
-// The part for tensor cores: only results of slots. Head dims up to kHeadDim: 64, 128 or 256
-// (tiles/instantiations/).
+// The part for tensor cores: results of slots, and of the rows of lists with `once`. For head dims
+// up to kHeadDim: 64, 128 or 256 (tiles/instantiations/).
 template <int kHeadDim>
 void launch_gathered_tiles(const GatheredParams& params, CUstream_st* stream);
 template <int kHeadDim>

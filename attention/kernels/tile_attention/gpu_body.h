@@ -67,17 +67,7 @@ class TileBody {
                                   std::uint16_t* rows, std::int64_t stride, int all,
                                   int head_dim) const {
     constexpr int kGroups = Shape::kWarpColumns / 8;
-    const Place place_in = place_in_c(lane_, 0);
-    const std::uint32_t to =
-        tile + place_in_tile<kHeadDim>(first_row_ + place_in.row, first_column_ + place_in.column);
-    BIRKHOFF_UNROLL
-    for (int j = 0; j < kGroups; ++j) {
-      const std::uint32_t place_j = further_right(to, 8 * j);
-      thread_.store_shared(place_j, thread_.pack(c[j][0] * factor, c[j][1] * factor));
-      thread_.store_shared(place_j + 2 * 8 * kHeadDim,
-                           thread_.pack(c[j][2] * factor, c[j][3] * factor));
-    }
-    thread_.sync_warp();
+    put_rows(tile, [&](int j, int r) { return c[j][r] * factor; });
     constexpr int kRowsAtOnce = 32 / kGroups;
     const int row = first_row_ + lane_ / kGroups, column = first_column_ + lane_ % kGroups * 8;
     const int count = column < head_dim ? all : 0;
@@ -90,6 +80,22 @@ class TileBody {
       }
       data += kRowsAtOnce * stride;
     }
+  }
+
+  // Rounds value(j, r), the elements of the warp's Columns, into its rows and columns of a tile in
+  // shared memory, where its lanes then see them.
+  template <typename Value>
+  BIRKHOFF_DEVICE void put_rows(std::uint32_t tile, Value value) const {
+    const Place place_in = place_in_c(lane_, 0);
+    const std::uint32_t to =
+        tile + place_in_tile<kHeadDim>(first_row_ + place_in.row, first_column_ + place_in.column);
+    BIRKHOFF_UNROLL
+    for (int j = 0; j < Shape::kWarpColumns / 8; ++j) {
+      const std::uint32_t place_j = further_right(to, 8 * j);
+      thread_.store_shared(place_j, thread_.pack(value(j, 0), value(j, 1)));
+      thread_.store_shared(place_j + 2 * 8 * kHeadDim, thread_.pack(value(j, 2), value(j, 3)));
+    }
+    thread_.sync_warp();
   }
 
   // ---- Products.

@@ -2,8 +2,10 @@
 #include "attention/mechanisms/dense/dense.h"
 
 #include <ATen/ATen.h>
+#include <fmt/format.h>
 
 #include <cmath>
+#include <utility>
 
 #include "attention/kernels/common/grouped_queries.h"
 #include "attention/kernels/common/masked_softmax.h"
@@ -96,7 +98,7 @@ AttentionOutput DenseAttention::attend(const AttentionInput& in, Path limit) con
   }
   RowAttention rows = rows_of(in);
   const bool sparse = rows.normalizer.kind != Normalizer::kSoftmax;
-  if (choice == Path::kFused && !sparse) return {fused(in), {}};  // block attention records it
+  if (choice == Path::kFused && !sparse) return {fused(in), {}};  // its kernels record it
   const Path path = take_path("dense attention", choice);
   if (path != Path::kFused) return {path == Path::kReference ? reference(in) : by_library(in), {}};
   set_key_ranges(rows, shape_.causal, in.key_lengths_B, in.segments_q_BL, in.segments_kv_BS);
@@ -123,13 +125,17 @@ PathChoice DenseAttention::choose(const AttentionInput& in, Path limit) const {
   switch (kernel_device(q)) {
     case KernelDevice::kNone:
       return {other, kNoKernels};
-    case KernelDevice::kGpu:  // LibTorch's kernels are the fastest there
-      if (has_sinks) return {other, "dense attention with sinks has no GPU kernel"};
+    case KernelDevice::kGpu: {
+      const bool masks = in.segments_q_BL.defined() || in.key_lengths_B.defined();
       if (drops) return {other, "dense attention with dropout has no GPU kernel"};
-      if (in.segments_q_BL.defined())
-        return {other, "documents need a mask of all pairs of tokens"};
-      if (in.key_lengths_B.defined()) return {other, "padding needs a mask of all pairs of tokens"};
-      return {other};
+      if (!masks && !has_sinks) return {other};  // LibTorch's kernels are the fastest there
+      std::string why = why_not_one_segment(in);
+      if (why.empty()) return {Path::kFused};
+      if (has_sinks) return {other, std::move(why)};
+      return {other,
+              fmt::format("{} a mask of all pairs of tokens: {}",
+                          in.segments_q_BL.defined() ? "documents need" : "padding needs", why)};
+    }
     case KernelDevice::kCpu:
       break;
   }
@@ -168,6 +174,45 @@ at::Tensor DenseAttention::by_library(const AttentionInput& in) const {
   return out_BHLD.masked_fill(mask.any(-1, /*keepdim=*/true).logical_not(), 0);
 }
 
+GatheredAttention as_one_segment(const AttentionInput& in, bool causal, const at::Tensor& sink_H,
+                                 at::Device device) {
+  const auto all_rows = [&](std::int64_t count) {
+    const at::TensorOptions numbers = at::TensorOptions(device).dtype(at::kInt);
+    const at::Tensor rows_11L = at::arange(count, numbers).view({1, 1, -1});
+    return make_permuted_lists(rows_11L, at::full({1, 1, 1}, count, numbers), rows_11L,
+                               /*whole=*/true);
+  };
+  const std::int64_t L = in.q_BHLD.size(2), S = in.k_BHSD.size(2);
+  const RowLists queries = all_rows(L);
+  GatheredAttention attention{.q_BHLD = in.q_BHLD,
+                              .k_BHSD = in.k_BHSD,
+                              .v_BHSD = in.v_BHSD,
+                              .rows = {queries, S == L ? queries : all_rows(S), {}},
+                              .key_lengths_B = in.key_lengths_B,
+                              .sink_H = sink_H};
+  DistanceBand& band = attention.rows.band;
+  if (causal) band.least = 0;
+  if (in.segments_q_BL.defined() && !device.is_meta()) {
+    separate_documents(document_numbers(in.segments_q_BL), band);
+  }
+  return attention;
+}
+
+std::string DenseAttention::why_not_one_segment(const AttentionInput& in) const {
+  if (in.segments_q_BL.defined()) {
+    const std::int64_t L = in.q_BHLD.size(2);
+    if (!in.segments_kv_BS.is_same(in.segments_q_BL)) {
+      return "queries and keys have documents of their own";
+    }
+    if (!fit_document_positions(L, L)) {
+      return fmt::format("positions in documents of {} tokens do not fit 32 bits", L);
+    }
+  }
+  return choose_path(as_one_segment(in, shape_.causal, terms_.sink(in.q_BHLD), at::kMeta),
+                     Path::kFused)
+      .why;
+}
+
 BlockAttention DenseAttention::as_one_block(const AttentionInput& in) const {
   return {.q_BHNbD = in.q_BHLD.unsqueeze(2),
           .keys = {{.k_BHNbD = in.k_BHSD.unsqueeze(2),
@@ -192,6 +237,12 @@ RowAttention DenseAttention::rows_of(const AttentionInput& in) const {
 }
 
 at::Tensor DenseAttention::fused(const AttentionInput& in) const {
+  if (kernel_device(in.q_BHLD) == KernelDevice::kGpu) {
+    const at::Tensor& q = in.q_BHLD;
+    return attend_gathered(as_one_segment(in, shape_.causal, terms_.sink(q), q.device()),
+                           Path::kFused)
+        .out_BHLD;
+  }
   BlockAttention attention = as_one_block(in);
   const at::Tensor mask = key_mask(in);
   if (mask.defined()) attention.keys[0].mask_BHNbb = {mask.unsqueeze(2)};

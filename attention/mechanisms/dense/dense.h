@@ -6,6 +6,7 @@
 #include <optional>
 
 #include "attention/kernels/block_attention/block_attention.h"
+#include "attention/kernels/gathered_attention/gathered_attention.h"
 #include "attention/kernels/row_normalizer/row_attention.h"
 #include "attention/logit_terms.h"
 #include "attention/mechanism.h"
@@ -16,6 +17,13 @@ class DenseAttention;
 }
 
 namespace birkhoff {
+
+// Dense attention as attention over gathered rows: one segment of all rows, so that padding and
+// documents need no mask of pairs. For GPUs. Queries and keys have the same documents, whose
+// positions must fit (fit_document_positions). The lists are on `device`; on the meta device, for
+// choose_path(), without documents.
+GatheredAttention as_one_segment(const AttentionInput& in, bool causal, const at::Tensor& sink_H,
+                                 at::Device device);
 
 class DenseAttention : public Mechanism {
  public:
@@ -38,8 +46,10 @@ class DenseAttention : public Mechanism {
   at::Tensor with_distances(const AttentionInput& in) const;
   // For sparse normalizers, without the ranges of keys.
   RowAttention rows_of(const AttentionInput& in) const;
-  // For our kernels, the sequence as one block, without masks.
+  // For our CPU kernels, the sequence as one block, without masks.
   BlockAttention as_one_block(const AttentionInput& in) const;
+  // Why kernels on tensor cores do not take it as one segment; empty if they do.
+  std::string why_not_one_segment(const AttentionInput& in) const;
   // The output [B, H, L, D] in plain operations, by LibTorch's fused operations without dropout,
   // and by our kernels.
   at::Tensor reference(const AttentionInput& in) const;

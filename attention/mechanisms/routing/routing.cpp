@@ -6,8 +6,10 @@
 #include <ATen/core/grad_mode.h>
 
 #include <algorithm>
+#include <array>
 #include <limits>
 
+#include "attention/kernels/clusters/cluster_figures.h"
 #include "attention/kernels/clusters/dense_mass.h"
 #include "attention/mechanisms/table.h"
 #include "cluster/base/error.h"
@@ -37,21 +39,16 @@ void check_slots(const RoutingConfig& config, std::int64_t window) {
   }
 }
 
-// The number of rows that changed their cluster in the last update of the centroids, and the number
-// of rows compared.
-NamedSums moved_tokens(const ClusterProblem& problem, const ClusteredRows& rows,
-                       const at::Tensor& previous_HKD, Path limit) {
+// The clusters of every kCompared-th row before the last update of the centroids, int32 [B, H, M].
+at::Tensor clusters_before(const ClusterProblem& problem, const at::Tensor& previous_HKD,
+                           Path limit) {
   ClusterProblem before = problem;
   before.x_BHLD = problem.x_BHLD.detach().slice(2, 0, std::nullopt, kCompared);
   before.centroids_HKD = previous_HKD.to(problem.centroids_HKD.scalar_type());
   before.documents.number_BL =
       problem.documents.number_BL.slice(1, 0, std::nullopt, kCompared).contiguous();
   before.window = 0;
-  const at::Tensor cluster_BHL = rows.cluster_BHL.slice(2, 0, std::nullopt, kCompared);
-  const at::Tensor moved_BHL = cluster_rows(before, limit).cluster_BHL.ne(cluster_BHL);
-  const at::ScalarType dtype = problem.centroids_HKD.scalar_type();
-  return {{"moved_tokens", moved_BHL.sum().to(dtype)},
-          {"compared_tokens", cluster_BHL.ge(0).sum().to(dtype)}};
+  return cluster_rows(before, limit).cluster_BHL;
 }
 
 // [B, H, L, K]: 1 where a row is in a cluster.
@@ -147,7 +144,7 @@ AttentionOutput RoutingAttention::attend(const AttentionInput& in, Path limit) c
   if (!tokens.shared) add(figure_sums(tokens.of_k, tokens.k, limit), figures);
   output.sums.insert(output.sums.end(), figures.begin(), figures.end());
   if (config_.measure_dense_mass()) {
-    if (!of_prefixes) mass = dense_mass(attention, tokens, limit);
+    if (!of_prefixes) mass = dense_mass(attention, tokens);
     const at::Tensor exists_BL =
         attention.documents.number_BL.ge(0).expand({in.q_BHLD.size(0), in.q_BHLD.size(2)});
     output.sums.emplace_back("dense_mass", mass);
@@ -171,18 +168,18 @@ std::vector<Choice> RoutingAttention::choices(const AttentionInput& in) const {
 
 NamedSums RoutingAttention::figure_sums(const ClusterProblem& problem, const ClusteredRows& rows,
                                         Path limit) const {
-  const at::TensorOptions options = problem.centroids_HKD.options();
-  const std::int64_t B = rows.cluster_BHL.size(0), H = shape_.heads_of_keys(),
-                     K = config_.clusters();
-  const at::Tensor exists_BHL = rows.cluster_BHL.ge(0).to(options.dtype());
-  const at::Tensor counts_BHK =
-      at::zeros({B, H, K}, options)
-          .scatter_add(2, rows.cluster_BHL.clamp_min(0).to(at::kLong), exists_BHL);
-  NamedSums sums = moved_tokens(problem, rows, centroids_.previous(), limit);
-  sums.emplace_back("largest_cluster", counts_BHK.amax(2).sum());
-  sums.emplace_back("tokens", exists_BHL.sum());
-  sums.emplace_back("dead_clusters", centroids_.idle_steps().gt(0).sum().to(options.dtype()));
-  sums.emplace_back("clusters", at::full({}, H * K, options));
+  static constexpr std::array<const char*, kNumClusterFigures> kNames{
+      "moved_tokens", "compared_tokens", "largest_cluster", "tokens", "dead_clusters", "clusters"};
+  const at::Tensor counts =
+      count_clusters({.cluster_BHL = rows.cluster_BHL,
+                      .before_BHM = clusters_before(problem, centroids_.previous(), limit),
+                      .compared = kCompared,
+                      .idle_steps_HK = centroids_.idle_steps().to(problem.centroids_HKD.options())},
+                     limit);
+  NamedSums sums;
+  for (std::size_t f = 0; f < kNames.size(); ++f) {
+    sums.emplace_back(kNames[f], counts.select(0, static_cast<std::int64_t>(f)));
+  }
   return sums;
 }
 

@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "attention/kernels/common/masked_softmax.h"
 #include "tests/attention/mechanisms/mechanism_cases.h"
 
 namespace birkhoff::test {
@@ -96,6 +97,52 @@ TEST_P(Dense, Fp64EqualsTheReference) {
   for (std::size_t i = 0; i < exact.size(); ++i) {
     EXPECT_LE(max_difference(ours[i], exact[i]), 1e-12 * exact[i].abs().max().item<double>())
         << "tensor " << i;
+  }
+}
+
+// As GPUs compute padding and documents. They have no kernels for dropout, which does not matter
+// here.
+TEST_P(Dense, AsOneSegmentOfRowsEqualsTheReference) {
+  const auto [causal, padded, packed, dropout] = GetParam();
+  for (const bool cross : {false, true}) {
+    if (cross && (causal || packed)) continue;
+    AttentionInput in = input(at::kDouble);
+    if (cross) {  // fewer keys, of one head
+      constexpr std::int64_t kKeys = 200;
+      for (at::Tensor* x : {&in.k_BHSD, &in.v_BHSD}) {
+        *x = x->detach().narrow(1, 0, 1).narrow(2, 0, kKeys).requires_grad_();
+      }
+      if (padded) in.key_lengths_B = in.key_lengths_B.clamp_max(kKeys);
+    }
+    const std::int64_t S = in.k_BHSD.size(2);
+    at::Tensor mask;
+    if (padded) mask = at::arange(S, at::kLong) < in.key_lengths_B.view({-1, 1, 1, 1});
+    if (packed) {
+      mask = and_defined(
+          mask, (in.segments_q_BL.unsqueeze(2) == in.segments_q_BL.unsqueeze(1)).unsqueeze(1));
+    }
+    if (causal) mask = and_defined(mask, at::ones({kLength, S}, at::kBool).tril());
+    const RowAttention expected{.q_BHLD = in.q_BHLD,
+                                .k_BHSD = in.k_BHSD,
+                                .v_BHSD = in.v_BHSD,
+                                .first_BL = {},
+                                .end_BL = {},
+                                .normalizer = {},
+                                .dropout = 0,
+                                .noise = {}};
+    for (const at::Tensor& sink_H : {at::Tensor(), random_tensor({kHeads}, at::kDouble, 3)}) {
+      const GatheredAttention rows = as_one_segment(in, causal, sink_H, at::kCPU);
+      EXPECT_TRUE(rows.rows.queries.once && rows.rows.queries.whole);
+      EXPECT_TRUE(rows.rows.keys.once && rows.rows.keys.whole);
+      const at::Tensor out = attend_gathered(rows, Path::kFused).out_BHLD,
+                       exact = reference_rows(expected, mask, sink_H);
+      EXPECT_LT(max_difference(out, exact), 1e-12);
+      const std::vector<at::Tensor> leaves{in.q_BHLD, in.k_BHSD, in.v_BHSD};
+      const auto d = gradients(out, leaves), d_exact = gradients(exact, leaves);
+      for (std::size_t t = 0; t < leaves.size(); ++t) {
+        EXPECT_LT(max_difference(d[t], d_exact[t]), 1e-11) << t;
+      }
+    }
   }
 }
 

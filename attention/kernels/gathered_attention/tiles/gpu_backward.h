@@ -86,8 +86,8 @@ class GatheredTilesQueries : public GatheredTilesBody<Thread, kHeadDim> {
             this->multiply_columns(d_q, d_s, k_tile(stage), j);
           }
         });
-    this->store_rows(d_q, {p_.scale, p_.scale}, p_.d_q_slots,
-                     entry_of(head, p_.heads, p_.queries.slots, first), count);
+    this->store_rows(d_q, {p_.scale, p_.scale}, head, p_.heads, queries, first, p_.d_q_slots,
+                     p_.d_q, kQ);
   }
 
  private:
@@ -149,10 +149,9 @@ class GatheredTilesKeys : public GatheredTilesBody<Thread, kHeadDim> {
             this->multiply_columns(d_k, d_s, q_tile(stage), i);
           }
         });
-    const std::int64_t entry = entry_of(head, p_.key_heads, p_.keys.slots, first);
-    const int count = this->rows_from(keys, first);
-    this->store_rows(d_k, {p_.scale, p_.scale}, p_.d_k_slots, entry, count);
-    this->store_rows(d_v, {1, 1}, p_.d_v_slots, entry, count);
+    this->store_rows(d_k, {p_.scale, p_.scale}, head, p_.key_heads, keys, first, p_.d_k_slots,
+                     p_.d_k, kK);
+    this->store_rows(d_v, {1, 1}, head, p_.key_heads, keys, first, p_.d_v_slots, p_.d_v, kV);
   }
 
  private:

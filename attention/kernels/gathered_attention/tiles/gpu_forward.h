@@ -1,14 +1,14 @@
-// Attention over gathered rows on tensor cores: o, m and l of each slot.
-// gathered_attention/gpu_gathered.cu has the formulas, and GatheredParams::tensor_cores says for
-// which calls.
+// Attention over gathered rows on tensor cores: o, m and l of each slot, or of each query if it has
+// one slot. gathered_attention/gpu_gathered.cu has the formulas, and GatheredParams::tensor_cores
+// says for which calls.
 //
 // A thread block owns a tile of kTileRows successive slots of queries of a head, which may be in
 // several segments, and takes the tiles of keys of these segments one after another; tiles of which
 // its queries see nothing are not read. A warp owns 16 of the queries and, for D > 128, half of the
 // columns of o. Shared memory holds the tile of q, and k, v and ranges of the tile in use and the
-// next one: 41, 81 and 161 KiB for D = 64, 128 and 256. Products are 16-bit with fp32 sums; o is
-// written in fp32. Each element has one owner, which adds in a fixed order: the same bits each
-// time.
+// next one: 41, 81 and 161 KiB for D = 64, 128 and 256. Products are 16-bit with fp32 sums; o of
+// slots is written in fp32. Each element has one owner, which adds in a fixed order: the same bits
+// each time.
 #pragma once
 
 #include "attention/kernels/gathered_attention/tiles/gpu_body.h"
@@ -64,7 +64,7 @@ class GatheredTilesForward : public GatheredTilesBody<Thread, kHeadDim> {
           this->take_softmax(s, maximum, sum, out);
           this->multiply_columns(out, s, Body::second_of(k_tile(stage)), 0);
         });
-    finish(out, maximum, sum, head, first, this->rows_from(queries, first));
+    finish(out, maximum, sum, head, queries, first);
   }
 
  private:
@@ -72,11 +72,11 @@ class GatheredTilesForward : public GatheredTilesBody<Thread, kHeadDim> {
     return kStages + stage * Shape::kPairBytes;
   }
   BIRKHOFF_DEVICE void finish(const Columns& out, const float (&maximum)[2], const float (&sum)[2],
-                              GpuHead head, int first, int count) const {
+                              GpuHead head, const GpuHeadLists& queries, int first) const {
     constexpr float kLn2 = 0.6931471805599453f;
     const bool has_sink = p_.sink != nullptr;
     const float sink = has_sink ? kLog2E * p_.sink[head.h] : 0;
-    const std::int64_t entry = entry_of(head, p_.heads, p_.queries.slots, first);
+    const int count = this->rows_from(queries, first);
     float factor[2];
     BIRKHOFF_UNROLL
     for (int half = 0; half < 2; ++half) {
@@ -85,11 +85,15 @@ class GatheredTilesForward : public GatheredTilesBody<Thread, kHeadDim> {
       factor[half] = total == 0 ? 0 : correction / total;
       const int row = this->first_row_ + lane_ / 4 + 8 * half;
       if (first_column_ == 0 && lane_ % 4 == 0 && row < count) {
-        p_.slot_max[entry + row] = total > 0 ? largest * kLn2 : 0;
-        p_.slot_sum[entry + row] = total;
+        const bool once = p_.queries.once;
+        const std::int64_t at =
+            once ? entry_of(head, p_.heads, p_.queries.rows, queries.row(first + row))
+                 : entry_of(head, p_.heads, p_.queries.slots, first + row);
+        (once ? p_.max : p_.slot_max)[at] = total > 0 ? largest * kLn2 : 0;
+        (once ? p_.sum : p_.slot_sum)[at] = total;
       }
     }
-    this->store_rows(out, factor, p_.slot_out, entry, count);
+    this->store_rows(out, factor, head, p_.heads, queries, first, p_.slot_out, p_.out, kQ);
   }
 };
 

@@ -9,6 +9,7 @@
 #include <limits>
 #include <vector>
 
+#include "attention/kernels/clusters/cluster_figures.h"
 #include "attention/kernels/clusters/gpu_arguments.h"
 #include "tests/attention/kernels/clusters/clusters_emulated.h"
 #include "tests/attention/kernels/clusters/clusters_problem.h"
@@ -93,6 +94,27 @@ TEST(ClustersKernel, AreThoseOfTheDefinitionAndAsExactAsTheReference) {
   for (const ClusterSizes& sizes : all_sizes()) {
     check(sizes, at::kFloat);
     check(sizes, ++number % 2 == 0 ? at::kBFloat16 : at::kHalf);
+  }
+}
+
+TEST(ClustersKernel, CountsAreThoseOfTheDefinition) {
+  at::manual_seed(3);
+  for (const std::int64_t K : {1, 9, 300, ClusterCountsParams::kMaxClusters}) {
+    for (const std::int64_t L : {1, 16, 17, 700}) {
+      constexpr std::int64_t kB = 2, kH = 3, kCompared = 16;
+      const std::int64_t M = (L + kCompared - 1) / kCompared;
+      const ClusterCounts counts{
+          .cluster_BHL = at::randint(-1, std::min<std::int64_t>(K, 40), {kB, kH, L}, at::kInt),
+          .before_BHM = at::randint(-1, std::min<std::int64_t>(K, 2), {kB, kH, M}, at::kInt),
+          .compared = kCompared,
+          // A part of a statistic's value, whose columns are not contiguous.
+          .idle_steps_HK = at::randint(0, 2, {kH, K, 5}, at::kFloat).select(2, 4)};
+      const at::Tensor expected = count_clusters(counts, Path::kReference),
+                       of_heads = at::full({kB * kH, kNumClusterFigures}, -7, at::kInt);
+      EXPECT_GT(expected[kComparedRows].item<float>(), 0);
+      emulate_cluster_counts(cluster_counts_params(counts, of_heads));
+      EXPECT_TRUE(at::equal(of_heads.sum(0).to(at::kFloat), expected)) << K << " " << L;
+    }
   }
 }
 

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "attention/kernels/block_top_k/block_top_k.h"
+#include "attention/kernels/clusters/cluster_figures.h"
 #include "tests/attention/kernels/block_top_k/block_top_k_problem.h"
 #include "tests/attention/kernels/clusters/clusters_problem.h"
 #include "tests/attention/mechanisms/mechanism_cases.h"
@@ -60,6 +61,20 @@ TEST(ClustersKernel, SmallAreThoseOfTheDefinition) {
   }
   for (const at::ScalarType dtype : kRowDtypes) check({2, 2, 70, 5, 65, 9, true, true}, dtype);
   expect_first_of_equal(rows_on_gpu(repeated_rows()));
+}
+
+TEST(ClustersKernel, SmallCountsAreThoseOfTheCpu) {
+  for (const std::int64_t K : {7, 300, 4096, 4097}) {
+    ClusterCounts counts{.cluster_BHL = at::randint(-1, K, {2, 3, 700}, at::kInt),
+                         .before_BHM = at::randint(-1, K, {2, 3, 44}, at::kInt),
+                         .compared = 16,
+                         .idle_steps_HK = at::randint(0, 2, {3, K, 5}, at::kFloat).select(2, 4)};
+    const at::Tensor expected = count_clusters(counts, Path::kFused);
+    for (at::Tensor* x : {&counts.cluster_BHL, &counts.before_BHM, &counts.idle_steps_HK}) {
+      *x = x->cuda();
+    }
+    EXPECT_TRUE(at::equal(count_clusters(counts, Path::kFused).cpu(), expected)) << K;
+  }
 }
 
 TEST(ClustersKernel, ManyRows) { check({2, 1, 4000, 64, 40, 128, false, true}, at::kBFloat16); }

@@ -123,8 +123,9 @@ TEST(Clusters, TheNumberOfThreadsDoesNotMatter) {
   for (std::size_t i = 0; i < one.size(); ++i) EXPECT_TRUE(at::equal(one[i], many[i])) << i;
 }
 
-// Lists by counting and by sorting are the same.
-TEST(Clusters, ListsOfBucketsDoNotDependOnThePath) {
+// Lists against the definition: a bucket is a cluster in a document, and has its rows in order.
+TEST(Clusters, ListsOfBuckets) {
+  constexpr std::int64_t kWindow = 3;
   for (const ClusterSizes& sizes : kClusterSizes) {
     SCOPED_TRACE(::testing::Message() << sizes);
     const ClusterProblem q_problem = cluster_problem(sizes, at::kFloat),
@@ -132,17 +133,49 @@ TEST(Clusters, ListsOfBucketsDoNotDependOnThePath) {
     const ClusteredRows q = cluster_rows(q_problem, Path::kFused),
                         k = cluster_rows(k_problem, Path::kFused);
     for (const bool shared : {false, true}) {
-      const GatheredRows counted = causal_buckets(q_problem, q, shared ? q : k, 3, Path::kFused),
-                         sorted = causal_buckets(q_problem, q, shared ? q : k, 3, Path::kReference);
-      for (const auto lists : {&GatheredRows::queries, &GatheredRows::keys}) {
-        EXPECT_EQ(segments_of((counted.*lists).rows_BHP, (counted.*lists).ends_BHG),
-                  segments_of((sorted.*lists).rows_BHP, (sorted.*lists).ends_BHG));
+      const ClusteredRows& keys = shared ? q : k;
+      const GatheredRows lists = causal_buckets(q_problem, q, keys, kWindow);
+      const std::int64_t B = q.cluster_BHL.size(0), H = q.cluster_BHL.size(1),
+                         L = q.cluster_BHL.size(2), K = q_problem.centroids_HKD.size(1),
+                         G = q_problem.documents.count * K;
+      const at::Tensor document_BL = q_problem.documents.number_BL.expand({B, L});
+      const auto bucket_of = [&](const ClusteredRows& rows, std::int64_t b, std::int64_t h,
+                                 std::int64_t l) {
+        const auto cluster = rows.cluster_BHL[b][h][l].item<std::int64_t>();
+        return cluster < 0 ? -1 : document_BL[b][l].item<std::int64_t>() * K + cluster;
+      };
+      std::vector<std::vector<std::vector<int>>> q_segments, k_segments;
+      for (std::int64_t b = 0; b < B; ++b) {
+        for (std::int64_t h = 0; h < H; ++h) {
+          auto& of_q = q_segments.emplace_back(G);
+          auto& of_k = k_segments.emplace_back(G);
+          for (std::int64_t l = 0; l < L; ++l) {
+            const std::int64_t q_bucket = bucket_of(q, b, h, l),
+                               k_bucket = bucket_of(keys, b, h, l);
+            if (k_bucket >= 0) {
+              auto& rows = of_k[static_cast<std::size_t>(k_bucket)];
+              EXPECT_EQ(lists.band.positions_k_BHS[b][h][l].item<int>(), rows.size());
+              rows.push_back(static_cast<int>(l));
+            }
+            if (q_bucket < 0) continue;
+            const auto last = static_cast<int>(of_k[static_cast<std::size_t>(q_bucket)].size()) - 1;
+            EXPECT_EQ(lists.band.positions_q_BHL[b][h][l].item<int>(),
+                      shared ? std::max(last, 1) : last);
+            of_q[static_cast<std::size_t>(q_bucket)].push_back(static_cast<int>(l));
+          }
+        }
       }
-      const at::Tensor exists = q.cluster_BHL >= 0;
-      EXPECT_TRUE(at::equal(counted.band.positions_q_BHL.masked_select(exists),
-                            sorted.band.positions_q_BHL.masked_select(exists)));
-      EXPECT_TRUE(at::equal(counted.band.positions_k_BHS.masked_select(exists),
-                            sorted.band.positions_k_BHS.masked_select(exists)));
+      EXPECT_EQ(segments_of(lists.queries.rows_BHP, lists.queries.ends_BHG), q_segments);
+      EXPECT_EQ(segments_of(lists.keys.rows_BHP, lists.keys.ends_BHG), k_segments);
+      EXPECT_EQ(lists.band.least, shared ? 1 : 0);
+      EXPECT_EQ(lists.band.most, kWindow - 1);
+      for (const RowLists& each : {lists.queries, lists.keys}) {
+        const RowLists inverted = make_row_lists(each.rows_BHP, each.ends_BHG, L);
+        EXPECT_TRUE(at::equal(each.order_BHP, inverted.order_BHP));
+        EXPECT_TRUE(at::equal(each.starts_BHR, inverted.starts_BHR));
+        EXPECT_TRUE(each.once);
+        EXPECT_EQ(each.whole, at::all(inverted.starts_BHR.select(2, L) == L).item<bool>());
+      }
     }
   }
 }

@@ -20,6 +20,7 @@ using torch::autograd::variable_list;
 GatheredParams with_tiles(GatheredParams params, const EmulatedTiles* tiles) {
   if (tiles == nullptr) {
     params.tensor_cores = false;
+    EXPECT_FALSE(params.queries.once || params.keys.once);
   } else {
     EXPECT_TRUE(params.tensor_cores);
   }
@@ -43,10 +44,17 @@ std::vector<at::Tensor> solve_emulated(const GatheredProblem& problem, const Emu
       if (x.defined()) x.fill_(NAN);
     }
   };
+  // Results that kernels write only in part begin as 0.
+  const auto spoil_results = [&](const RowLists& lists, bool writes_rows,
+                                 const std::vector<at::Tensor>& tensors) {
+    if (!writes_rows || lists.whole) return spoil(tensors);
+    for (const at::Tensor& x : tensors) EXPECT_EQ(x.count_nonzero().item<std::int64_t>(), 0);
+  };
   const GatheredForward forward = gathered_forward(in);
   const AttentionPart& made = forward.results.part;
   spoil(forward.scratch);
-  spoil({made.out_BHLD, made.max_BHL, made.sum_BHL});
+  spoil_results(in.rows.queries, forward.params.queries.once,
+                {made.out_BHLD, made.max_BHL, made.sum_BHL});
   emulate_gathered_attention(with_tiles(forward.params, tiles), tiles);
 
   const bool mean = in.merge == SlotMerge::kMean;
@@ -68,8 +76,10 @@ std::vector<at::Tensor> solve_emulated(const GatheredProblem& problem, const Emu
                    d_sum = mean ? at::Tensor() : d_inputs[1].contiguous();
   const GatheredBackward backward = gathered_backward(in, forward.results, d_out, d_sum);
   spoil(backward.scratch);
-  spoil({backward.gradients.d_q_BHLD, backward.gradients.d_k_BHSD, backward.gradients.d_v_BHSD,
-         backward.d_table_NHRD, backward.d_sink_BHL});
+  spoil({backward.d_table_NHRD, backward.d_sink_BHL});
+  const GatheredGradients& rows = backward.gradients;
+  spoil_results(in.rows.queries, backward.params.queries.once, {rows.d_q_BHLD});
+  spoil_results(in.rows.keys, backward.params.keys.once, {rows.d_k_BHSD, rows.d_v_BHSD});
   emulate_gathered_attention_backward(with_tiles(backward.params, tiles), tiles);
   const GatheredGradients gradients = finished_gradients(in, backward);
   variable_list results{part.out_BHLD.detach(), lse.detach(), gradients.d_q_BHLD,

@@ -1,6 +1,7 @@
 // The GPU kernels of attention over gathered rows, run on the CPU, are as exact as the reference.
 // Legend: B batch, H heads, L queries, S keys, D head dim.
 #include <ATen/ATen.h>
+#include <fmt/core.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -49,6 +50,52 @@ TEST(SortedIndices, AreTheSameOnAllPaths) {
           EXPECT_TRUE(at::equal(groups.starts_BHR, counted.starts_BHR)) << slots << " " << count;
         }
       }
+    }
+  }
+}
+
+TEST(SortedIndices, RanksAreTheSameOnAllPaths) {
+  at::manual_seed(1);
+  const auto expect_equal = [](const RankedIndices& a, const RankedIndices& b,
+                               const std::string& what) {
+    const auto tensors = [](const RankedIndices& x) {
+      return std::vector{x.sorted.order_BHP, x.sorted.starts_BHR, x.ranks.position_BHP,
+                         x.ranks.rank_BHP, x.ranks.other_rank_BHP};
+    };
+    const auto of_a = tensors(a), of_b = tensors(b);
+    for (std::size_t i = 0; i < of_a.size(); ++i) {
+      ASSERT_EQ(of_a[i].defined(), of_b[i].defined()) << what << i;
+      if (of_a[i].defined()) {
+        EXPECT_TRUE(at::equal(of_a[i], of_b[i])) << what << i;
+      }
+    }
+  };
+  for (const std::int64_t slots : {0, 1, 31, 32, 257, 1000}) {
+    for (const int count : {1, 5, 300}) {
+      const auto draw = [&] { return at::randint(-1, count + 1, {2, 3, slots}, at::kInt); };
+      const at::Tensor numbers = draw(), given = draw();
+      for (const at::Tensor& others : {at::Tensor(), given, numbers}) {
+        const std::string what = fmt::format("{} slots of {} numbers, tensor ", slots, count);
+        const RankedIndices made = ranked_counting_sort(numbers, count, others);
+        const SortedIndices sorted = counting_sort(numbers, count);
+        EXPECT_TRUE(at::equal(made.sorted.order_BHP, sorted.order_BHP)) << what;
+        EXPECT_TRUE(at::equal(made.sorted.starts_BHR, sorted.starts_BHR)) << what;
+        expect_equal(made, rank_by_sorting(numbers, count, others), what);
+
+        const auto blank = [](const at::Tensor& x) {
+          return x.defined() ? at::full_like(x, -7) : x;
+        };
+        const SlotRanks& ranks = made.ranks;
+        const RankedIndices emulated{
+            {blank(sorted.order_BHP), blank(sorted.starts_BHR)},
+            {blank(ranks.position_BHP), blank(ranks.rank_BHP), blank(ranks.other_rank_BHP)}};
+        emulate_number_groups(
+            counting_sort_params(numbers, count, {}, emulated.sorted, others, emulated.ranks));
+        expect_equal(made, emulated, what);
+      }
+      // Each slot sees the slots of its own number up to itself.
+      const SlotRanks own = ranked_counting_sort(numbers, count, numbers).ranks;
+      EXPECT_TRUE(at::equal(own.rank_BHP, own.other_rank_BHP));
     }
   }
 }

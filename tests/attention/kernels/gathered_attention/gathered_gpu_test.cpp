@@ -24,7 +24,10 @@ GatheredProblem on_gpu(const GatheredProblem& problem) {
     move(*x);
   }
   for (RowLists* lists : {&in.rows.queries, &in.rows.keys}) {
-    *lists = make_row_lists(lists->rows_BHP.cuda(), lists->ends_BHG.cuda(), lists->num_rows);
+    RowLists made = make_row_lists(lists->rows_BHP.cuda(), lists->ends_BHG.cuda(), lists->num_rows);
+    made.once = lists->once;
+    made.whole = lists->whole;
+    *lists = made;
   }
   return there;
 }
@@ -68,10 +71,12 @@ TEST_P(GatheredKernelMergedAs, SmallWithTermsIsAsExactAsTheReference) {
 
 // Head dims for each of the tensor-core kernels. Also run under compute-sanitizer.
 TEST_P(GatheredKernelMergedAs, SmallOnTensorCoresIsAsExactAsTheReference) {
-  for (const auto random_problem : {random_problem_of_width<64>, random_problem_of_width<72>,
-                                    random_problem_of_width<128>, random_problem_of_width<256>}) {
+  for (const auto random_problem :
+       {random_problem_of_width<64>, random_problem_of_width<72>, random_problem_of_width<128>,
+        random_problem_of_width<256>, random_problem_of_rows_once<64>,
+        random_problem_of_rows_once<256>}) {
     for (const at::ScalarType dtype : {at::kBFloat16, at::kHalf}) {
-      for (int seed = 0; seed < 40; seed += 4) {
+      for (int seed = 0; seed < 40; seed += 3) {
         expect_errors_of_the_reference(seed, dtype, 300, out_rounding(dtype), solve_on_gpu,
                                        GetParam(), random_problem);
       }
@@ -88,17 +93,27 @@ TEST(SortedIndices, SmallAreThoseOfTheCpu) {
                         made = counting_sort(numbers.cuda(), count, used.cuda());
     EXPECT_TRUE(at::equal(made.order_BHP.cpu(), expected.order_BHP)) << count;
     EXPECT_TRUE(at::equal(made.starts_BHR.cpu(), expected.starts_BHR)) << count;
+
+    const at::Tensor others = at::randint(-2, count + 2, {2, 3, 1000}, at::kInt);
+    const SlotRanks ranks = ranked_counting_sort(numbers, count, others).ranks,
+                    made_ranks = ranked_counting_sort(numbers.cuda(), count, others.cuda()).ranks;
+    for (const auto of :
+         {&SlotRanks::position_BHP, &SlotRanks::rank_BHP, &SlotRanks::other_rank_BHP}) {
+      EXPECT_TRUE(at::equal((made_ranks.*of).cpu(), ranks.*of)) << count;
+    }
   }
 }
 
-TEST(GatheredKernel, LongWindowsAreAsExactAsTheReference) {
-  const GatheredProblem problem = window_problem(2, 4, 3000, 200);
-  const auto exact = solve(problem.to(at::kDouble), Path::kReference);
-  for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
-    const auto reference = solve(problem.to(dtype), Path::kReference),
-               kernel = solve_on_gpu(problem.to(dtype));
-    for (std::size_t i = 0; i < kernel.size(); ++i) {
-      expect_as_exact(kernel[i], reference[i], exact[i], "result " + std::to_string(i));
+TEST(GatheredKernel, LongWindowsAndDenseAttentionAreAsExactAsTheReference) {
+  for (const GatheredProblem& problem : {window_problem(2, 4, 3000, 200), dense_problem(1500)}) {
+    const auto exact = solve(problem.to(at::kDouble), Path::kReference);
+    for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
+      const auto reference = solve(problem.to(dtype), Path::kReference),
+                 kernel = solve_on_gpu(problem.to(dtype));
+      for (std::size_t i = 0; i < kernel.size(); ++i) {
+        expect_as_exact(kernel[i], reference[i], exact[i],
+                        problem.name + " result " + std::to_string(i));
+      }
     }
   }
 }

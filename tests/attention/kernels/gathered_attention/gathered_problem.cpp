@@ -10,6 +10,8 @@
 #include <limits>
 #include <random>
 
+#include "attention/kernels/counting_sort/counting_sort.h"
+#include "attention/mechanisms/dense/dense.h"
 #include "tests/attention/kernels/gathered_attention/position_lists.h"
 #include "tests/attention/mechanisms/mechanism_cases.h"
 
@@ -96,6 +98,44 @@ GatheredProblem random_problem_for_tensor_cores(int seed, int draw_index, std::i
          size;
   }
   return problem.to(at::kFloat);
+}
+
+GatheredProblem dense_problem(std::int64_t num_tokens) {
+  const std::int64_t L = num_tokens;
+  AttentionInput in;
+  in.q_BHLD = random_tensor({2, 4, L, 64}, at::kFloat, 1);
+  in.k_BHSD = random_tensor({2, 2, L, 64}, at::kFloat, 2);
+  in.v_BHSD = random_tensor({2, 2, L, 64}, at::kFloat, 3);
+  in.key_lengths_B = at::tensor({L, L - L / 3}, at::kLong);
+  in.segments_q_BL = in.segments_kv_BS =
+      at::stack({at::arange(L, at::kLong).div(L / 2, "floor"), at::arange(L, at::kLong).ge(7)});
+  GatheredProblem problem{.attention = as_one_segment(in, /*causal=*/true, {}, at::kCPU),
+                          .d_out_BHLD = random_tensor({2, 4, L, 64}, at::kFloat, 4),
+                          .d_lse_BHL = at::zeros({2, 4, L}),
+                          .name = "dense"};
+  return problem.to(at::kFloat);
+}
+
+GatheredProblem random_problem_of_rows_once(int seed, int draw_index, std::int64_t columns) {
+  GatheredProblem problem = random_problem_for_tensor_cores(seed, draw_index, columns);
+  GatheredRows& rows = problem.attention.rows;
+  std::mt19937 random(static_cast<unsigned>(100 * seed + draw_index));
+  for (RowLists* lists : {&rows.queries, &rows.keys}) {
+    const std::int64_t G = lists->ends_BHG.size(2), R = lists->num_rows,
+                       unlisted = seed % 4 < 2 ? 0 : R / 5;
+    if (G == 0) continue;
+    const at::Tensor segment_BHR =
+        at::empty({lists->rows_BHP.size(0), lists->rows_BHP.size(1), R}, at::kInt);
+    auto* segment = segment_BHR.mutable_data_ptr<std::int32_t>();
+    for (std::int64_t at = 0; at < segment_BHR.numel(); ++at) {
+      const bool listed = at % R < R - unlisted;
+      segment[at] = listed ? static_cast<std::int32_t>(random() % static_cast<unsigned>(G)) : -1;
+    }
+    const RankedIndices groups = ranked_counting_sort(segment_BHR, G);
+    *lists = make_permuted_lists(groups.sorted.order_BHP, groups.sorted.starts_BHR.narrow(2, 1, G),
+                                 groups.ranks.position_BHP, unlisted == 0);
+  }
+  return problem;
 }
 
 GatheredProblem random_gathered_problem(int seed, int draw_index) {

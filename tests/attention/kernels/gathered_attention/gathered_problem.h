@@ -39,8 +39,20 @@ GatheredProblem random_problem_of_width(int seed, int draw_index) {
   return random_problem_for_tensor_cores(seed, draw_index, kColumns);
 }
 
+// The same with lists that have no row twice (make_permuted_lists); for some seeds the last rows
+// are in no segment.
+GatheredProblem random_problem_of_rows_once(int seed, int draw_index, std::int64_t columns);
+template <std::int64_t kColumns>
+GatheredProblem random_problem_of_rows_once(int seed, int draw_index) {
+  return random_problem_of_rows_once(seed, draw_index, kColumns);
+}
+
 // The problem with terms and with dropout.
 GatheredProblem random_problem_with_dropout(int seed, int draw_index = 0);
+
+// Dense attention as one segment of rows (dense.h), causal, with documents and padding: 2 samples
+// of 2 key heads and 4 heads of queries, D = 64.
+GatheredProblem dense_problem(std::int64_t num_tokens);
 
 // Causal sliding windows of `width` tokens, D = 64.
 GatheredProblem window_problem(std::int64_t batch, std::int64_t heads, std::int64_t num_tokens,

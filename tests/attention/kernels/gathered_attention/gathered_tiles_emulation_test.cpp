@@ -88,6 +88,20 @@ TEST_P(GatheredTilesMergedAs, ErrorsAreThoseOfTheReference) {
   }
 }
 
+// Results of slots are written to rows.
+TEST_P(GatheredTilesMergedAs, ErrorsOfRowsInOneSlotAreThoseOfTheReference) {
+  for (const auto random_problem : {random_problem_of_rows_once<0>, random_problem_of_rows_once<72>,
+                                    random_problem_of_rows_once<256>}) {
+    int checked = 0;
+    for (int seed = 0; seed < 24; seed += 2) {
+      checked +=
+          expect_errors_of_the_reference(seed, at::kBFloat16, 70, out_rounding(at::kBFloat16),
+                                         solve_on_tiles, GetParam(), random_problem);
+    }
+    EXPECT_GT(checked, 2);
+  }
+}
+
 // One segment of all rows; a query sees the `width` last keys.
 GatheredProblem band_problem(std::int64_t num_tokens, std::int64_t width) {
   GatheredProblem problem = window_problem(1, 1, num_tokens, width);
@@ -97,15 +111,17 @@ GatheredProblem band_problem(std::int64_t num_tokens, std::int64_t width) {
   return problem;
 }
 
-TEST(GatheredTiles, BandsAreAsExactAsTheReference) {
-  const GatheredProblem problem = band_problem(300, 20);
-  const auto exact = solve(problem.to(at::kDouble), Path::kReference);
-  for (const at::ScalarType dtype : {at::kBFloat16, at::kHalf}) {
-    const auto reference = solve(problem.to(dtype), Path::kReference),
-               kernel = solve_on_tiles(problem.to(dtype));
-    ASSERT_EQ(kernel.size(), reference.size());
-    for (std::size_t i = 0; i < kernel.size(); ++i) {
-      expect_as_exact(kernel[i], reference[i], exact[i], "result " + std::to_string(i));
+TEST(GatheredTiles, BandsAndDenseAttentionAreAsExactAsTheReference) {
+  for (const GatheredProblem& problem : {band_problem(300, 20), dense_problem(150)}) {
+    const auto exact = solve(problem.to(at::kDouble), Path::kReference);
+    for (const at::ScalarType dtype : {at::kBFloat16, at::kHalf}) {
+      const auto reference = solve(problem.to(dtype), Path::kReference),
+                 kernel = solve_on_tiles(problem.to(dtype));
+      ASSERT_EQ(kernel.size(), reference.size());
+      for (std::size_t i = 0; i < kernel.size(); ++i) {
+        expect_as_exact(kernel[i], reference[i], exact[i],
+                        problem.name + " result " + std::to_string(i));
+      }
     }
   }
 }
