@@ -11,6 +11,7 @@
 #include <nlohmann/json.hpp>
 #include <sstream>
 
+#include "cluster/base/instruction_set.h"
 #include "launcher/bench/attention_comparison.h"
 #include "launcher/bench/collectives.h"
 #include "launcher/measure/report.h"
@@ -197,7 +198,10 @@ TEST_F(BenchProcess, Attention) {
   // For dense attention, the dense candidate is the composition.
   const std::vector<std::string> of_dense{"birkhoff", "LibTorch, eager", "LibTorch, dense"};
   std::vector<double> errors;
-  for (const std::string dtype : {"fp32", "bf16"}) {
+  // Without AVX-512 LibTorch takes minutes for the product that measures the speed in bf16.
+  std::vector<std::string> dtypes{"fp32"};
+  if (is_supported(InstructionSet::kAvx512)) dtypes.emplace_back("bf16");
+  for (const std::string& dtype : dtypes) {
     const std::string report = bench(
         "bench attention block_local 'sinkhorn { block: 16 iterations: 3 }' dense --lengths "
         "48,80 --batch 2 --heads 2 --head-dim 8 --rounds 2 --svg time.svg --table table.md "
@@ -232,7 +236,8 @@ TEST_F(BenchProcess, Attention) {
     for (std::size_t at = 0; (at = plot.find("<circle", at)) != std::string::npos; ++at) ++points;
     EXPECT_EQ(points, rows.size() + 2 * mechanisms.size()) << "a point for each row and floor";
   }
-  EXPECT_LT(100 * errors[0], errors[1]) << "bf16 is coarser than fp32";
+  EXPECT_LT(100 * errors.front(), errors.size() > 1 ? errors.back() : 1)
+      << "bf16 is coarser than fp32";
   EXPECT_THAT(
       bench("bench attention block_local --lengths 32 --heads 1 --head-dim 264 --batch 1 "
             "--rounds 1"),
