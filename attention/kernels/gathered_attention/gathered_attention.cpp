@@ -219,8 +219,14 @@ AttentionPart attend_gathered(const GatheredAttention& in, Path limit) {
     return with_sink(attend_gathered(of_keys, limit), in.sink_H);
   }
   switch (take_path("attention over gathered rows", choose_path(in, limit))) {
-    case Path::kFused:
-      return attend_gathered_fused(readable(in));
+    case Path::kFused: {
+      GatheredAttention read = readable(in);
+      // The mean over one slot is its softmax. As such, GPU kernels write it to the row.
+      if (read.q_BHLD.is_cuda() && read.rows.queries.once && !read.sink_H.defined()) {
+        read.merge = SlotMerge::kOneSoftmax;
+      }
+      return attend_gathered_fused(read);
+    }
     case Path::kSdpa:
       return attend_gathered_sdpa(in);
     case Path::kReference:

@@ -67,17 +67,15 @@ struct ImplicitColumns : torch::autograd::Function<ImplicitColumns> {
 
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
     refuse_second_gradient();
-    // In fp64: the inverse has the squared condition of P, and fp32 would lose most of its digits.
-    const at::ScalarType dtype = gradients[0].scalar_type();
-    const at::Tensor p_BHLS = context->get_saved_variables()[0].to(at::kDouble),
+    const at::Tensor p_BHLS = context->get_saved_variables()[0],
                      laplacian =
                          at::diag_embed(p_BHLS.sum(2)) - at::matmul(p_BHLS.transpose(2, 3), p_BHLS),
                      inverse = at::linalg_pinv(laplacian.nan_to_num(), std::optional<double>(),
                                                std::optional<double>(),
                                                /*hermitian=*/true),
-                     x_BHS1 = at::matmul(inverse, gradients[0].to(at::kDouble).transpose(2, 3)),
-                     d_scores_BHLS = p_BHLS * (at::matmul(p_BHLS, x_BHS1) - x_BHS1.transpose(2, 3));
-    return {at::Tensor(), d_scores_BHLS.to(dtype), at::Tensor()};
+                     x_BHS1 = at::matmul(inverse, gradients[0].transpose(2, 3));
+    return {at::Tensor(), p_BHLS * (at::matmul(p_BHLS, x_BHS1) - x_BHS1.transpose(2, 3)),
+            at::Tensor()};
   }
 };
 
