@@ -49,7 +49,8 @@ at::Tensor backward(const GeluKernels<T>& kernels, const at::Tensor& d_y, const 
 
 TEST(Gelu, KernelsAreAsExactAsLibTorch) {
   // In the tail (1 + erf) / 2 is little more than the rounding of erf. There the kernels' error is
-  // 3.5e-8, LibTorch's with AVX2 is 1.5e-8, and with AVX-512, where the kernels run, at least 1.7e-8.
+  // 3.5e-8. That of LibTorch is 1.5e-8 with AVX2 and at least 1.7e-8 with AVX-512, where the
+  // kernels run.
   constexpr double kErfRounding = 0x1p-26;
   for_each_kernels([&](auto, const auto& kernels, at::ScalarType dtype, const std::string& name) {
     for (const auto& [first, last] :
