@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cstring>
+#include <optional>
 
 #include "cluster/base/collectives/reduce.h"
 #include "cluster/base/error.h"
@@ -25,7 +26,9 @@ constexpr Patience kWhileOthersCompute{std::chrono::microseconds(0), std::chrono
 
 // Pauses after a poll that found nothing: not at all at first, then yields the core, then sleeps
 // for a sixteenth of the time waited so far. A long wait thus costs almost nothing, and no wait
-// grows by more than a sixteenth. The time starts again when a thread begins to wait.
+// grows by more than a sixteenth. The time starts again when a thread begins to wait. After the
+// first polls the thread's waiting is counted, which matters only if the caller runs the operation:
+// nobody asks how long the queue's thread has waited.
 class PollPause {
  public:
   explicit PollPause(OperationQueue& queue) : queue_(queue) {}
@@ -34,6 +37,7 @@ class PollPause {
   void operator()() {
     using std::chrono::microseconds;
     if (++num_calls_ <= kFreeCalls) return;
+    if (!timer_) timer_.emplace();
     const Clock::time_point now = Clock::now();
     const bool awaited = queue_.awaited();
     if (!waits_ || awaited != awaited_) start_ = now;
@@ -54,6 +58,7 @@ class PollPause {
   OperationQueue& queue_;
   static constexpr int kFreeCalls = 16;
   int num_calls_ = 0;
+  std::optional<WaitTimer> timer_;
   bool waits_ = false, awaited_ = false;
   Clock::time_point start_{};
 };
@@ -107,13 +112,17 @@ class MpiGroup::MpiTransfers : public Transfers {
 
 template <typename Operation>
 std::unique_ptr<Work> MpiGroup::submit(Operation operation) {
-  auto run = [this, tag = operation_tag(), operation = std::move(operation)] {
+  const auto begin = [this, tag = operation_tag()] {
     tag_ = tag;
     num_buffers_ = 0;
-    operation();
   };
-  if (!caller_waits()) return queue_.submit(std::move(run));
-  queue_.run_here(run);
+  if (!caller_waits()) {
+    return queue_.submit([begin, operation = std::move(operation)] {
+      begin();
+      operation();
+    });
+  }
+  queue_.run_here(operation, begin);
   return nullptr;
 }
 
@@ -163,10 +172,10 @@ std::unique_ptr<Work> MpiGroup::do_all_gather(at::Tensor output, at::Tensor inpu
 
 std::unique_ptr<Work> MpiGroup::do_all_to_all(at::Tensor output, Counts receive_counts,
                                               at::Tensor input, Counts send_counts) {
-  Pieces sends = pieces_of(input, send_counts), receives = pieces_of(output, receive_counts);
   // The tensors own what the pieces point to.
-  return submit([this, output = std::move(output), input = std::move(input),
-                 sends = std::move(sends), receives = std::move(receives)] {
+  return submit([this, sends = pieces_of(input, send_counts),
+                 receives = pieces_of(output, receive_counts), output = std::move(output),
+                 input = std::move(input)] {
     exchange([&](int to) { return sends[static_cast<std::size_t>(to)]; },
              [&](int from) { return receives[static_cast<std::size_t>(from)]; });
   });

@@ -107,10 +107,13 @@ void OperationQueue::run_on_caller(c10::function_ref<void()> operation) {
   {
     std::unique_lock lock(mutex_);
     add_waiting(1);
-    if (executing_ || !items_.empty()) begins_to_wait_.notify_one();
-    ++num_callers_;
-    changed_.wait(lock, [&] { return !executing_ && items_.empty(); });
-    --num_callers_;
+    if (executing_ || !items_.empty()) {
+      begins_to_wait_.notify_one();
+      const WaitTimer timer;
+      ++num_callers_;
+      changed_.wait(lock, [&] { return !executing_ && items_.empty(); });
+      --num_callers_;
+    }
     executing_ = true;
   }
   const std::exception_ptr failure = execute(operation);

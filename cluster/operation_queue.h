@@ -34,11 +34,15 @@ class OperationQueue {
   std::unique_ptr<Work> submit(std::function<void()> operation);
   // For a caller that waits at once: runs the operation on its thread, after all that were
   // submitted. Saves two changes of thread, which take longer than a small message. Operation:
-  // takes and returns nothing; copyable; moved from if it throws.
+  // takes and returns nothing; copyable; moved from if it throws. before: runs just before it.
   template <typename Operation>
-  void run_here(Operation&& operation) {
+  void run_here(
+      Operation&& operation, c10::function_ref<void()> before = [] {}) {
     try {
-      run_on_caller(operation);
+      run_on_caller([&] {
+        before();
+        operation();
+      });
     } catch (...) {
       keep_forever(std::move(operation));
       throw;

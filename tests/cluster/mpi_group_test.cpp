@@ -161,7 +161,7 @@ TEST(MpiGroup, WaitingSleeps) {
   World& world = test_world();
   at::Tensor x = at::ones({100000});
   world.group().barrier("together");
-  const double cpu_before = cpu_seconds();
+  const double cpu_before = cpu_seconds(), counted_before = waited_seconds();
   const auto start = std::chrono::steady_clock::now();
   if (world.rank() == world.size() - 1) {
     std::this_thread::sleep_for(std::chrono::milliseconds(300));
@@ -171,6 +171,11 @@ TEST(MpiGroup, WaitingSleeps) {
   EXPECT_GE(waited.count(), 0.29);
   // A spinning wait would use CPU time all the while.
   EXPECT_LT(cpu_seconds() - cpu_before, 0.1 * waited.count());
+  const double counted = waited_seconds() - counted_before;
+  EXPECT_LE(counted, waited.count());
+  if (world.rank() != world.size() - 1) {
+    EXPECT_GE(counted, 0.9 * waited.count());
+  }
 }
 
 }  // namespace

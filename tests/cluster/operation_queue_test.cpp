@@ -19,10 +19,12 @@ TEST(OperationQueue, ACallerRunsItsOperationAfterThoseBefore) {
     std::this_thread::sleep_for(std::chrono::milliseconds(30));
     order.push_back(1);
   });
+  const double waited_before = waited_seconds();
   queue.run_here([&] {
     order.push_back(2);
     ran_on = std::this_thread::get_id();
   });
+  EXPECT_GT(waited_seconds() - waited_before, 0.01);
   EXPECT_EQ(order, (std::vector<int>{1, 2}));
   EXPECT_EQ(ran_on, std::this_thread::get_id());
   EXPECT_FALSE(queue.busy());

@@ -5,9 +5,7 @@
 #include <ATen/ops/zeros.h>
 
 #include <algorithm>
-#include <chrono>
 #include <cstring>
-#include <numeric>
 
 #include "cluster/base/error.h"
 #include "cluster/base/files/checksum.h"
@@ -16,17 +14,6 @@ namespace birkhoff {
 namespace {
 
 thread_local double waited_by_thread = 0;  // seconds
-
-// Adds the time since its start to the waited seconds.
-class WaitTimer {
- public:
-  void restart() { start_ = Clock::now(); }
-  ~WaitTimer() { add_waited_seconds(std::chrono::duration<double>(Clock::now() - start_).count()); }
-
- private:
-  using Clock = std::chrono::steady_clock;
-  Clock::time_point start_ = Clock::now();
-};
 
 // Keeps the ring's record of an operation up to date while the caller waits.
 class RecordedWork : public Work {
@@ -78,10 +65,13 @@ void check_counts(const at::Tensor& tensor, std::span<const std::int64_t> counts
   check(tensor.dim() == 1, "all_to_all", name, "tensors must be 1-D");
   check(static_cast<int>(counts.size()) == size, "all_to_all", name,
         "one count per rank is needed");
-  check(std::ranges::all_of(counts, [](std::int64_t count) { return count >= 0; }), "all_to_all",
-        name, "a count is negative");
-  check(std::accumulate(counts.begin(), counts.end(), std::int64_t{0}) == tensor.numel(),
-        "all_to_all", name, "the counts do not add up to the tensor's length");
+  std::int64_t sum = 0;
+  for (const std::int64_t count : counts) {
+    check(count >= 0, "all_to_all", name, "a count is negative");
+    sum += count;
+  }
+  check(sum == tensor.numel(), "all_to_all", name,
+        "the counts do not add up to the tensor's length");
 }
 
 // int64 [num_words] that holds the bytes, zero-padded.
@@ -140,7 +130,10 @@ class SingleGroup : public ProcessGroup {
 }  // namespace
 
 double waited_seconds() { return waited_by_thread; }
-void add_waited_seconds(double seconds) { waited_by_thread += seconds; }
+
+WaitTimer::~WaitTimer() {
+  waited_by_thread += std::chrono::duration<double>(Clock::now() - start_).count();
+}
 
 std::unique_ptr<Work> done_work() { return std::make_unique<DoneWork>(); }
 
@@ -231,11 +224,10 @@ template <typename Start>
 void ProcessGroup::start_and_wait(const Start& start) {
   caller_waits_ = true;
   try {
-    WaitTimer timer;
     const std::unique_ptr<Work> work = start();
     caller_waits_ = false;
     if (work != nullptr) {
-      timer.restart();
+      const WaitTimer timer;
       work->wait();
     }
   } catch (...) {

@@ -12,6 +12,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <array>
+#include <chrono>
 #include <cstdint>
 #include <memory>
 #include <mutex>
@@ -163,14 +164,27 @@ bool any_rank(ProcessGroup& group, bool mine, std::string_view name);
 // A group of one: every operation is the identity. For commands and models that use no parallelism.
 std::unique_ptr<ProcessGroup> make_single_group(at::Device device = at::kCPU);
 
-// ---- The time that a thread has waited for other ranks, summed over all groups: from the call to
-// the return of Work::wait() and of operations that the thread ran itself. The rest of a step is
-// the rank's own work. For GPU tensors wait() does not block: the GPU's stream waits, which is not
-// counted here.
+// ---- The time that a thread has waited for other ranks, summed over all groups. The rest of a
+// step is the rank's own work. Of an operation that the thread runs itself, only polling counts,
+// and not the first polls, which take about a microsecond or move data; copies and sums are the
+// rank's own work. For GPU tensors Work::wait() does not block: the GPU's stream waits, which is
+// not counted either.
 
 // Seconds that the calling thread has waited so far. Local.
 double waited_seconds();
-// Adds `seconds` to them. Only a ProcessGroup calls it.
-void add_waited_seconds(double seconds);
+
+// Adds the time from its construction to its destruction to the thread's waited seconds. For
+// implementations of ProcessGroup.
+class WaitTimer {
+ public:
+  WaitTimer() = default;
+  ~WaitTimer();
+  WaitTimer(const WaitTimer&) = delete;
+  WaitTimer& operator=(const WaitTimer&) = delete;
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  Clock::time_point start_ = Clock::now();
+};
 
 }  // namespace birkhoff
