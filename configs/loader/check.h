@@ -69,6 +69,8 @@ void check_adaptive_softmax(const configs::Config& config, const SourceLocations
 // The tokens of the longest target of a resolved config, in the stack that predicts: those of a
 // task of pairs, else data.sequence_length.
 int target_length(const configs::Config& config);
+// Sets task.translation.target_length. The task must be translation.
+void set_target_length(configs::Config& config, int length);
 // The tokens of a sample without padding, of a task of pairs those of its source and target, and of
 // a classifier with two towers those of both texts.
 std::int64_t tokens_per_sample(const configs::Config& config);
@@ -83,6 +85,8 @@ bool reads_images(const configs::Task& task);
 // Whether the task's network normalizes over the global batch (batch_norm): its training passes are
 // then collective over the data-parallel ranks.
 bool has_batch_norm(const configs::Task& task);
+// Whether the task's network chooses points by computed values.
+bool chooses_points(const configs::Task& task);
 // Whether the task classifies pairs of texts, each of which the model reads by itself.
 bool has_two_towers(const configs::Task& task);
 // Names what evaluations in training measure: their losses compare only where it is the same.

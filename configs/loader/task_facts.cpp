@@ -25,6 +25,10 @@ int target_length(const configs::Config& config) {
                                          : config.data().sequence_length();
 }
 
+void set_target_length(configs::Config& config, int length) {
+  config.mutable_task()->mutable_translation()->set_target_length(length);
+}
+
 std::int64_t tokens_per_sample(const configs::Config& config) {
   return std::int64_t{config.data().sequence_length()} * (has_two_towers(config.task()) ? 2 : 1) +
          (config.task().has_translation() ? target_length(config) : 0);
@@ -55,6 +59,10 @@ bool has_batch_norm(const configs::Task& task) {
   const FieldDescriptor* network =
       task.has_point_sets() ? chosen_member(task.point_sets()) : nullptr;
   return network != nullptr && network->message_type()->options().GetExtension(configs::batch_norm);
+}
+
+bool chooses_points(const configs::Task& task) {
+  return task.point_sets().has_point_cloud_transformer();
 }
 
 bool has_two_towers(const configs::Task& task) {

@@ -386,7 +386,8 @@ class Planner {
     step_seconds_ = step;
     plan_.tables.push_back(std::move(table));
     PlanTable speeds{"speed", "Speed of the run.", {{"per_second", "per second"}}, {}};
-    const double tokens = 1.0 * config_.train().global_batch() * config_.data().sequence_length();
+    const double tokens =
+        1.0 * config_.train().global_batch() * static_cast<double>(tokens_per_sample(config_));
     speeds.add("tokens", {tokens / step});
     speeds.add("steps", {1 / step});
     plan_.tables.push_back(std::move(speeds));

@@ -36,11 +36,6 @@ std::int64_t planned_vocabulary(const PlanArguments& arguments, const configs::C
 }
 
 PlanRequest request_of(const PlanArguments& arguments, const configs::Config& config) {
-  if (config.model().has_encoder()) {
-    fail(ExitCode::kUsage,
-         "a model with an encoder and a decoder cannot be planned, because only one kind of layers "
-         "is tried; measure a step of it: birkhoff bench step");
-  }
   PlanRequest request;
   request.config = config;
   request.vocabulary = planned_vocabulary(arguments, config);
@@ -160,6 +155,9 @@ int plan_command(const PlanArguments& arguments, std::ostream& out) {
   Plan plan = make_plan(request);
   for (const UselessValue& value : useless_values(config)) {
     plan.notes.push_back(fmt::format("Warning: {}: {}.", value.path, value.what));
+  }
+  if (const std::string slow = warning_of_precision(config); !slow.empty()) {
+    plan.notes.push_back(fmt::format("Warning: {}.", slow));
   }
   if (arguments.json) {
     print_json(arguments, request, plan, out);

@@ -2,21 +2,18 @@
 
 #include <ATen/Parallel.h>
 #include <fmt/format.h>
-#include <google/protobuf/message.h>
 
 #include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <memory>
-#include <numeric>
 #include <thread>
 
 #include "cluster/base/error.h"
 #include "configs/loader/check.h"
-#include "configs/loader/message_text.h"
-#include "configs/schema/options.pb.h"
 #include "launcher/measure/machine_speed.h"
 #include "launcher/measure/report.h"
+#include "launcher/plan/smaller_config.h"
 #include "models/embeddings/vocabulary_parts.h"
 #include "models/transformer/layers.h"
 #include "runtime/tasks/task.h"
@@ -24,85 +21,10 @@
 namespace birkhoff {
 namespace {
 
-using google::protobuf::FieldDescriptor;
-using google::protobuf::Message;
-
-// Calls visit(message, field, value) for each int32 of a message and of those inside it.
-template <typename Visit>
-void visit_integers(Message& message, const Visit& visit) {
-  const auto& reflection = *message.GetReflection();
-  for (const FieldDescriptor* field : set_fields(message)) {
-    const bool is_integer = field->cpp_type() == FieldDescriptor::CPPTYPE_INT32;
-    if (field->message_type() == nullptr) {
-      if (is_integer && !field->is_repeated())
-        visit(message, *field, reflection.GetInt32(message, field));
-    } else if (field->is_repeated()) {
-      for (int i = 0; i < reflection.FieldSize(message, field); ++i) {
-        visit_integers(*reflection.MutableRepeatedMessage(&message, field, i), visit);
-      }
-    } else {
-      visit_integers(*reflection.MutableMessage(&message, field), visit);
-    }
-  }
-}
-
-// In tokens.
-std::int64_t unit_of_reach(const Message& message) {
-  return field_with(message, configs::block_length) != nullptr ? block_length_of(message) : 1;
-}
-
-// The minimum number of tokens of a sequence on which layers can be tried: whole blocks, and at
-// least twice the maximum that a query sees. data.sequence_length if that is less than twice as
-// long.
-std::int64_t trial_length(const configs::Config& config) {
-  const std::int64_t full = config.data().sequence_length();
-  std::int64_t unit = 4;     // a point cloud transformer halves its sets twice
-  std::int64_t least = 256;  // products of fewer rows may take another algorithm
-  const auto hold_two = [&](std::int64_t tokens) { least = std::max(least, 2 * tokens); };
-  const auto consider = [&](const Message& message, const FieldDescriptor& field,
-                            std::int64_t value) {
-    if (value == 0) return;
-    if (field.options().GetExtension(configs::block_length)) unit = std::lcm(unit, value);
-    if (field.options().GetExtension(configs::parts_of_sequence)) hold_two(full / value);
-    if (field.options().GetExtension(configs::reach)) hold_two(value * unit_of_reach(message));
-  };
-  configs::Model model = config.model();
-  configs::Task task = config.task();
-  visit_integers(model, consider);
-  visit_integers(task, consider);
-  hold_two(unit);
-  least = (least + unit - 1) / unit * unit;
-  return 2 * least < full ? least : full;
-}
-
-// `config`, resolved, for one rank on the CPU with `layers` layers of `attention` (null: as they
-// are) and `sequences` sequences of `length` tokens. Fields with (parts_of_sequence) scale with the
-// length. fp16 becomes bf16, and virtual shards and CUDA graphs are left out.
-configs::Config smaller_config(const configs::Config& config, const configs::Attention* attention,
-                               std::int64_t layers, std::int64_t sequences, std::int64_t length) {
-  const std::int64_t full = config.data().sequence_length();
-  configs::Config part = config;
-  part.set_device(configs::Config::cpu);
-  part.mutable_data()->set_sequence_length(static_cast<int>(length));
-  part.mutable_model()->set_layers(static_cast<int>(layers));
-  if (attention != nullptr) {
-    part.mutable_model()->clear_attention();
-    *part.mutable_model()->add_attention() = *attention;
-  }
-  for (configs::Attention& each : *part.mutable_model()->mutable_attention()) {
-    visit_integers(each, [&](Message& message, const FieldDescriptor& field, std::int64_t value) {
-      if (!field.options().GetExtension(configs::parts_of_sequence)) return;
-      message.GetReflection()->SetInt32(&message, &field,
-                                        static_cast<int>((value * length + full - 1) / full));
-    });
-  }
-  configs::Train& train = *part.mutable_train();
-  train.set_global_batch(static_cast<int>(sequences));
-  train.set_micro_batch(0);
-  train.set_cuda_graph(false);
-  train.mutable_invariant()->set_shards(0);
-  if (train.precision() == configs::Train::fp16) train.set_precision(configs::Train::bf16);
-  return part;
+void set_only(google::protobuf::RepeatedPtrField<configs::Attention>& all,
+              const configs::Attention& one) {
+  all.Clear();
+  *all.Add() = one;
 }
 
 // A pass has parameters and gradients. The moments of a step's optimizer are as large again.
@@ -191,33 +113,92 @@ Trial::Trial(const configs::Config& config, std::int64_t vocabulary, std::int64_
     : config_(config), vocabulary_(vocabulary), micro_batch_(micro_batch), limits_(limits) {
   const configs::Model& model = config.model();
   const Shape one{1, whole().length};
-  const std::int64_t few = few_ids(config, vocabulary);
-  flops_of_rest_ = size_of_model(part(nullptr, 0, one), vocabulary).flops;
-  const ModelSize all = size_of_model(part(nullptr, model.layers(), one), vocabulary);
+  flops_of_rest_ = size_of_model(without_layers(one), vocabulary).flops;
+  const ModelSize all = size_of_model(whole_model(one), vocabulary);
   flops_of_layers_ = all.flops - flops_of_rest_;
   elements_ = all.elements;
+  const configs::Encoder& encoder = model.encoder();
+  for (int i = 0; model.has_encoder() && i < encoder.layers(); ++i) {
+    add_layer(/*of_sources=*/true, encoder.attention(i % encoder.attention_size()), {});
+  }
   for (int i = 0; i < model.layers(); ++i) {
-    const configs::Attention& attention = model.attention(i % model.attention_size());
-    const std::string text = attention.SerializeAsString();
-    const auto same = [&](const Kind& kind) { return kind.attention.SerializeAsString() == text; };
-    auto kind = std::ranges::find_if(kinds_, same);
-    if (kind == kinds_.end()) {
-      kind = kinds_.insert(kind, {.attention = attention, .layers = 0, .size = {}});
-      const ModelSize with = size_of_model(part(&*kind, 1, one), few),
-                      without = size_of_model(part(&*kind, 0, one), few);
-      kind->size = {with.flops - without.flops, with.elements - without.elements};
-    }
-    ++kind->layers;
-    kind_of_layer_.push_back(static_cast<std::size_t>(kind - kinds_.begin()));
+    add_layer(/*of_sources=*/false, model.attention(i % model.attention_size()),
+              model.has_encoder() ? encoder.cross_attention(i % encoder.cross_attention_size())
+                                  : configs::Attention());
   }
   const std::int64_t length = trial_length(config);
   shapes_ = {{1, length}, {2, length}};
   if (length < one.length) shapes_.push_back({1, 2 * length});
 }
 
-configs::Config Trial::part(const Kind* kind, std::int64_t layers, Shape shape) const {
-  return smaller_config(config_, kind != nullptr ? &kind->attention : nullptr, layers,
-                        shape.sequences, shape.length);
+void Trial::add_layer(bool of_sources, const configs::Attention& attention,
+                      const configs::Attention& cross_attention) {
+  const std::string text = attention.SerializeAsString(),
+                    cross_text = cross_attention.SerializeAsString();
+  auto kind = std::ranges::find_if(kinds_, [&](const Kind& each) {
+    return each.of_sources == of_sources && each.attention.SerializeAsString() == text &&
+           each.cross_attention.SerializeAsString() == cross_text;
+  });
+  if (kind == kinds_.end()) {
+    kind = kinds_.insert(kind, {of_sources, attention, cross_attention, /*layers=*/0, {}});
+    const Shape one{1, whole().length};
+    const std::int64_t few = few_ids(config_, vocabulary_);
+    const ModelSize with = size_of_model(part(*kind, 1, one), few),
+                    without = size_of_model(part(*kind, 0, one), few);
+    kind->size = {with.flops - without.flops, with.elements - without.elements};
+  }
+  ++kind->layers;
+  kind_of_layer_.push_back(static_cast<std::size_t>(kind - kinds_.begin()));
+}
+
+configs::Config Trial::whole_model(Shape shape) const {
+  return smaller_config(config_, shape.sequences, shape.length);
+}
+
+configs::Config Trial::without_layers(Shape shape) const {
+  configs::Config config = whole_model(shape);
+  configs::Model& model = *config.mutable_model();
+  model.set_layers(0);
+  if (model.has_encoder()) model.mutable_encoder()->set_layers(0);
+  return config;
+}
+
+configs::Config Trial::part(const Kind& kind, std::int64_t layers, Shape shape) const {
+  configs::Config config = config_;
+  configs::Model& model = *config.mutable_model();
+  configs::Encoder& encoder = *model.mutable_encoder();
+  if (kind.of_sources) {
+    model.set_layers(1);
+    encoder.set_layers(static_cast<int>(layers));
+    set_only(*encoder.mutable_attention(), kind.attention);
+  } else {
+    model.set_layers(static_cast<int>(layers));
+    set_only(*model.mutable_attention(), kind.attention);
+    encoder.set_layers(0);
+    set_only(*encoder.mutable_cross_attention(), kind.cross_attention);
+  }
+  if (!config_.model().has_encoder()) model.clear_encoder();
+  return smaller_config(config, shape.sequences, shape.length);
+}
+
+const Trial::Kind* Trial::decoder_tried_with(const Kind& kind) const {
+  if (!kind.of_sources) return nullptr;
+  const auto first = std::ranges::find(kinds_, false, &Kind::of_sources);
+  return first == kinds_.end() ? nullptr : &*first;
+}
+
+std::int64_t Trial::layers_of_stack(const Kind& kind) const {
+  const configs::Model& model = config_.model();
+  return kind.of_sources ? model.encoder().layers() : model.layers();
+}
+
+std::int64_t Trial::tokens_of(const Kind& kind, Shape shape) const {
+  return crosses(kind) ? shape.tokens() * target_length(config_) / whole().length : shape.tokens();
+}
+
+double Trial::stream_bytes(const Kind& kind, Shape shape) const {
+  return static_cast<double>(tokens_of(kind, shape) * config_.model().channels() *
+                             value_bytes(config_.train()));
 }
 
 double Trial::bytes_of_state(double elements, int states) const {
@@ -225,18 +206,25 @@ double Trial::bytes_of_state(double elements, int states) const {
 }
 
 // The norms and matrices of a layer read and write about 8 times the channels, 4 times the width of
-// all heads, and 4 times the feed-forward width.
-double Trial::kept_by_usual_layer(std::int64_t tokens) const {
+// all heads, and 4 times the feed-forward width; those of cross-attention 4 times the channels, and
+// 4 times the width of all heads, half of it at the sources.
+double Trial::kept_by_usual_layer(const Kind& kind, Shape shape) const {
   const configs::Model& model = config_.model();
   const auto of_heads = static_cast<double>(model.heads() * head_width(model));
-  return static_cast<double>(tokens * value_bytes(config_.train())) *
-         (8.0 * model.channels() + 4 * of_heads + 4.0 * model.feed_forward());
+  const bool crosses = this->crosses(kind);
+  double values = static_cast<double>(tokens_of(kind, shape)) *
+                  ((crosses ? 12.0 : 8.0) * model.channels() + (crosses ? 6 : 4) * of_heads +
+                   4.0 * model.feed_forward());
+  if (crosses) values += static_cast<double>(shape.tokens()) * 2 * of_heads;
+  return static_cast<double>(value_bytes(config_.train())) * values;
 }
 
 // The backward pass allocates as much as a layer keeps.
 double Trial::most_bytes(const Kind& kind, std::int64_t layers, Shape shape, int states) const {
+  const Kind* const decoder = decoder_tried_with(kind);
   return static_cast<double>(layers) * bytes_of_state(kind.size.elements, states) +
-         static_cast<double>(layers + 1) * kept_by_usual_layer(shape.tokens());
+         static_cast<double>(layers + 1) * kept_by_usual_layer(kind, shape) +
+         (decoder != nullptr ? most_bytes(*decoder, 1, shape, states) : 0);
 }
 
 bool Trial::layers_fit() const {
@@ -262,12 +250,14 @@ double Trial::extrapolate(const std::vector<double>& values, Shape to) const {
 Trial::LayerBytes Trial::try_layer(const Kind& kind) const {
   const std::int64_t few = few_ids(config_, vocabulary_);
   const auto of_layers = [&](std::int64_t layers, Shape shape) {
-    configs::Config config = part(&kind, layers, shape);
+    configs::Config config = part(kind, layers, shape);
     config.mutable_train()->set_recompute(false);
     return config;
   };
+  // The meta device lacks operations of the decoder's layer.
+  const c10::Device device = kind.of_sources ? at::kCPU : at::kMeta;
   const auto kept_without_layers = [&](Shape shape) {
-    return CountedModel(of_layers(0, shape), few, at::kMeta).train(shape.sequences).kept;
+    return CountedModel(of_layers(0, shape), few, device).train(shape.sequences).kept;
   };
   std::vector<double> kept, temporary, evaluation;
   std::unique_ptr<CountedModel> one;
@@ -282,31 +272,39 @@ Trial::LayerBytes Trial::try_layer(const Kind& kind) const {
     evaluation.push_back(one->evaluate(shape.sequences));
   }
   one.reset();
+  // Before the extrapolation, because a decoder's layer may be too large to try on whole sequences.
+  for (std::size_t i = 0; i < shapes_.size(); ++i) kept[i] -= kept_without_layers(shapes_[i]);
   LayerBytes layer;
-  layer.first = extrapolate(kept, whole()) - kept_without_layers(whole());
-  layer.next = layer.first;
+  layer.first = layer.next = extrapolate(kept, whole());
   layer.temporary = extrapolate(temporary, whole());
   layer.evaluation = extrapolate(evaluation, evaluated());
-  if (config_.model().layers() == 1) return layer;
-  // The additional bytes of a second layer are proportional to the tokens.
   const auto larger = [&](Shape shape) {
     return static_cast<double>(shape.tokens()) / static_cast<double>(shapes_[0].tokens());
   };
+  if (crosses(kind)) {
+    configs::Config recomputed = of_layers(1, shapes_[0]);
+    recomputed.mutable_train()->set_recompute(true);
+    layer.of_encoder =
+        larger(whole()) * (CountedModel(recomputed, few, at::kCPU).train(1).kept -
+                           kept_without_layers(shapes_[0]) - stream_bytes(kind, shapes_[0]));
+  }
+  if (layers_of_stack(kind) == 1) return layer;
+  // The additional bytes of a second layer are proportional to the tokens.
   CountedModel two(of_layers(2, shapes_[0]), few, at::kCPU);
   const CountedModel::Bytes bytes = two.train(1);
-  layer.next +=
-      larger(whole()) * (bytes.kept - kept[0] - (kept[0] - kept_without_layers(shapes_[0])));
+  layer.next += larger(whole()) * (bytes.kept - kept_without_layers(shapes_[0]) - 2 * kept[0]);
   layer.temporary += larger(whole()) * (bytes.temporary() - temporary[0]);
   layer.evaluation += larger(evaluated()) * (two.evaluate(1) - evaluation[0]);
   return layer;
 }
 
-Trial::LayerBytes Trial::usual_layer() const {
-  const double kept = kept_by_usual_layer(whole().tokens());
+Trial::LayerBytes Trial::usual_layer(const Kind& kind) const {
+  const double kept = kept_by_usual_layer(kind, whole());
   return {.first = kept,
           .next = kept,
           .temporary = kept,
-          .evaluation = kept_by_usual_layer(evaluated().tokens())};
+          .evaluation = kept_by_usual_layer(kind, evaluated()),
+          .of_encoder = 0};
 }
 
 bool Trial::whole_fits(const TrialMemory& bytes, int states, int copies) const {
@@ -322,7 +320,7 @@ bool Trial::whole_fits(const TrialMemory& bytes, int states, int copies) const {
 TrialMemory Trial::memory(bool recompute) {
   TrialMemory bytes = extrapolated(recompute);
   if (whole_fits(bytes, kPass, 1)) {
-    configs::Config config = part(nullptr, config_.model().layers(), whole());
+    configs::Config config = whole_model(whole());
     config.mutable_train()->set_recompute(recompute);
     CountedModel model(config, vocabulary_, at::kCPU);
     const CountedModel::Bytes all = model.train(micro_batch_);
@@ -338,35 +336,45 @@ TrialMemory Trial::memory(bool recompute) {
 TrialMemory Trial::extrapolated(bool recompute) {
   if (layers_.empty()) {
     for (const Kind& kind : kinds_) {
-      layers_.push_back(layers_fit() ? try_layer(kind) : usual_layer());
+      layers_.push_back(layers_fit() ? try_layer(kind) : usual_layer(kind));
     }
   }
   const configs::Model& model = config_.model();
   const std::int64_t few = few_ids(config_, vocabulary_);
-  const configs::Config without_layers = part(nullptr, 0, whole());
-  CountedModel rest(without_layers, vocabulary_, at::kMeta);
+  const configs::Config config_of_rest = without_layers(whole());
+  CountedModel rest(config_of_rest, vocabulary_, at::kMeta);
   const CountedModel::Bytes of_rest = rest.train(micro_batch_);
-  const double stream =
-      static_cast<double>(whole().tokens() * model.channels() * value_bytes(config_.train()));
   const bool halves = config_.train().precision() == configs::Train::bf16 ||
                       config_.train().precision() == configs::Train::fp16;
   TrialMemory bytes;
   bytes.rest = of_rest.kept;
   bytes.evaluation = rest.evaluate(evaluated().sequences);
   double peak = 0;  // while the gradients of layers are computed
-  for (std::size_t i = 0; i < kind_of_layer_.size(); ++i) {
-    LayerBytes layer = layers_[kind_of_layer_[i]];
+  const Kind* before = nullptr;
+  for (const std::size_t number : kind_of_layer_) {
+    const Kind& kind = kinds_[number];
+    LayerBytes layer = layers_[number];
+    // A layer that is recomputed holds its input to its end. Without recomputation cross-attention
+    // frees it.
+    if (recompute && crosses(kind)) {
+      layer.temporary += stream_bytes(kind, whole());
+      layer.evaluation += stream_bytes(kind, evaluated());
+    }
     bytes.evaluation = std::max(bytes.evaluation, layer.evaluation);
     // A layer keeps its input, and in its own backward pass also its output and the rest.
     if (recompute) {
-      layer.temporary += layer.first - stream + stream / (halves ? 2 : 1);
-      layer.first = layer.next = stream;
+      const double stream = stream_bytes(kind, whole());
+      layer.temporary += layer.first - layer.of_encoder - stream + stream / (halves ? 2 : 1);
+      layer.first = stream + layer.of_encoder;
+      layer.next = stream;
     }
-    bytes.layers += i == 0 ? layer.first : layer.next;
+    const bool is_first = before == nullptr || before->of_sources != kind.of_sources;
+    bytes.layers += is_first ? layer.first : layer.next;
+    before = &kind;
     peak = std::max(peak, bytes.layers + layer.temporary);
   }
   // The logits are freed by then.
-  peak += CountedModel(without_layers, few, at::kMeta).train(micro_batch_).kept;
+  peak += CountedModel(config_of_rest, few, at::kMeta).train(micro_batch_).kept;
   // The output's gradient of a tied table is kept until the embedding's is computed.
   if (model.tie_embeddings() && make_task(config_)->targets_are_text()) {
     peak += static_cast<double>((vocabulary_ - few) *
@@ -374,9 +382,10 @@ TrialMemory Trial::extrapolated(bool recompute) {
                                 value_bytes(config_.train()));
   }
   bytes.temporary = std::max(peak, bytes.layers + of_rest.peak) - bytes.layers - bytes.rest;
+  const std::size_t layers = kind_of_layer_.size();
   tried_ =
-      fmt::format("{} of {} layers and {} of {} tokens of a sequence", std::min(2, model.layers()),
-                  model.layers(), shapes_.back().length, whole().length);
+      fmt::format("{} of {} layers and {} of {} tokens of a sequence",
+                  std::min<std::size_t>(2, layers), layers, shapes_.back().length, whole().length);
   return bytes;
 }
 
@@ -386,7 +395,9 @@ Trial::Shape Trial::timed_shape(int copies) const {
     const double share = static_cast<double>(shape.tokens()) / static_cast<double>(whole().length);
     return shape.length <= whole().length && shape.sequences <= micro_batch_ &&
            std::ranges::all_of(kinds_, [&](const Kind& kind) {
-             return 3 * kind.size.flops * share <= limits_.flops &&
+             const Kind* const decoder = decoder_tried_with(kind);
+             const double flops = kind.size.flops + (decoder != nullptr ? decoder->size.flops : 0);
+             return 3 * flops * share <= limits_.flops &&
                     most_bytes(kind, 1, shape, kStep) * copies <= limits_.bytes;
            });
   };
@@ -400,7 +411,7 @@ Trial::Shape Trial::timed_shape(int copies) const {
 std::int64_t Trial::timed_ids(Shape shape, int copies) const {
   std::int64_t ids = vocabulary_;
   const auto fits = [&] {
-    const configs::Config rest = part(nullptr, 0, shape);
+    const configs::Config rest = without_layers(shape);
     const ModelSize size = size_of_model(rest, ids);
     return 3 * static_cast<double>(shape.sequences) * size.flops <= limits_.flops &&
            (bytes_of_state(size.elements, kStep) +
@@ -422,21 +433,23 @@ TrialTimes Trial::times(int rounds, int neighbours) {
   }
   TrialTimes times{.step = {}, .neighbours = copies - 1};
   Rounds timed(config_, rounds, times.neighbours);
-  const std::int64_t layers = config_.model().layers();
   if (whole_fits(memory_.at(config_.train().recompute()), kStep, copies)) {
-    times.step = timed.time(part(nullptr, layers, whole()), vocabulary_);
+    times.step = timed.time(whole_model(whole()), vocabulary_);
     tried_.clear();
   } else {
     const Shape shape = timed_shape(copies);
     const std::int64_t few = few_ids(config_, vocabulary_), ids = timed_ids(shape, copies);
-    // Adds the difference between `larger` and `smaller`.
+    // Adds the difference between `larger` and `smaller`, which noise may make negative.
     const auto add = [&](double passes, double updates, const PartTimes& larger,
                          const PartTimes& smaller) {
-      times.step.forward += passes * (larger.forward - smaller.forward);
-      times.step.backward += passes * (larger.backward - smaller.backward);
-      times.step.optimizer += updates * (larger.optimizer - smaller.optimizer);
+      const auto difference = [&](double PartTimes::*part) {
+        return std::max(0.0, larger.*part - smaller.*part);
+      };
+      times.step.forward += passes * difference(&PartTimes::forward);
+      times.step.backward += passes * difference(&PartTimes::backward);
+      times.step.optimizer += updates * difference(&PartTimes::optimizer);
     };
-    const configs::Config rest = part(nullptr, 0, shape);
+    const configs::Config rest = without_layers(shape);
     const double tokens =
         static_cast<double>(whole().tokens()) / static_cast<double>(shape.tokens());
     const PartTimes with_few = timed.time(rest, few);
@@ -445,15 +458,20 @@ TrialTimes Trial::times(int rounds, int neighbours) {
       const double share = static_cast<double>(vocabulary_ - few) / static_cast<double>(ids - few);
       add(tokens * share, share, timed.time(rest, ids), with_few);
     }
-    for (const Kind& kind : kinds_) {
-      const configs::Config one = part(&kind, 1, shape);
+    // The decoder's kinds first: its first kind is also what an encoder's layers are tried with.
+    PartTimes of_decoder;
+    for (auto kind = kinds_.rbegin(); kind != kinds_.rend(); ++kind) {
+      const configs::Config one = part(*kind, 1, shape), none = part(*kind, 0, shape);
       const double flops = static_cast<double>(shape.sequences) *
-                           (size_of_model(one, few).flops - size_of_model(rest, few).flops),
-                   all = static_cast<double>(kind.layers * micro_batch_) * kind.size.flops;
-      add(all / flops, static_cast<double>(kind.layers), timed.time(one, few), with_few);
+                           (size_of_model(one, few).flops - size_of_model(none, few).flops),
+                   all = static_cast<double>(kind->layers * micro_batch_) * kind->size.flops;
+      const PartTimes with_one = timed.time(one, few);
+      add(all / flops, static_cast<double>(kind->layers), with_one,
+          kind->of_sources ? of_decoder : with_few);
+      if (!kind->of_sources) of_decoder = with_one;
     }
-    tried_ = fmt::format("1 of {} layers, {} of {} tokens and {} of {} token ids", layers,
-                         shape.tokens(), whole().tokens(), ids, vocabulary_);
+    tried_ = fmt::format("1 of {} layers, {} of {} tokens and {} of {} token ids",
+                         kind_of_layer_.size(), shape.tokens(), whole().tokens(), ids, vocabulary_);
   }
   times.product_flops = timed.machine().flops_per_second();
   times.copy_bytes = timed.machine().bytes_per_second();

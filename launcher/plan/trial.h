@@ -1,6 +1,6 @@
 // Memory and time of a rank's micro-batch, from trials on this machine's CPU with the kernels that
-// a run would use. Where the whole micro-batch is too large, trials are of one and two layers on
-// few tokens, and embedding, head and loss are counted without memory. Local.
+// a run would use. Where the whole micro-batch is too large, trials are of one and two layers of a
+// kind on few tokens, and embedding, head and loss are counted without memory. Local.
 #pragma once
 
 #include <cstddef>
@@ -63,13 +63,16 @@ class Trial {
   const std::string& tried() const { return tried_; }
 
  private:
+  // The sequences and tokens of the sources, if there are targets, too.
   struct Shape {
     std::int64_t sequences = 1, length = 1;
     std::int64_t tokens() const { return sequences * length; }
   };
-  // Layers of equal attention.
+  // Layers of one stack with equal attention.
   struct Kind {
+    bool of_sources = false;  // the encoder of a model that also has a decoder
     configs::Attention attention;
+    configs::Attention cross_attention;  // of the decoder of a model that also has an encoder
     std::int64_t layers = 0;
     ModelSize size;  // of one layer
   };
@@ -77,22 +80,36 @@ class Trial {
   struct LayerBytes {
     double first = 0, next = 0;  // kept by the model's first layer and by a later one
     double temporary = 0, evaluation = 0;
+    // Of `first`, what is not the layer's but the encoder's: its outputs and last norm.
+    double of_encoder = 0;
   };
 
   Shape whole() const { return {micro_batch_, config_.data().sequence_length()}; }
   Shape evaluated() const { return {config_.evaluate().micro_batch(), whole().length}; }
-  // Null: layers of all kinds.
-  configs::Config part(const Kind* kind, std::int64_t layers, Shape shape) const;
+  void add_layer(bool of_sources, const configs::Attention& attention,
+                 const configs::Attention& cross_attention);
+  configs::Config whole_model(Shape shape) const;
+  configs::Config without_layers(Shape shape) const;
+  // With `layers` layers of one kind. The encoder's come with one layer of the decoder, because
+  // nothing else reads their outputs.
+  configs::Config part(const Kind& kind, std::int64_t layers, Shape shape) const;
+  const Kind* decoder_tried_with(const Kind& kind) const;  // null: none
+  std::int64_t layers_of_stack(const Kind& kind) const;
+  // Those that a layer computes: sources or targets.
+  std::int64_t tokens_of(const Kind& kind, Shape shape) const;
+  bool crosses(const Kind& kind) const { return config_.model().has_encoder() && !kind.of_sources; }
+  // A layer's input.
+  double stream_bytes(const Kind& kind, Shape shape) const;
   // Of parameters and gradients `states` times.
   double bytes_of_state(double elements, int states) const;
-  double kept_by_usual_layer(std::int64_t tokens) const;
+  double kept_by_usual_layer(const Kind& kind, Shape shape) const;
   // Of a step, state included; an upper estimate.
   double most_bytes(const Kind& kind, std::int64_t layers, Shape shape, int states) const;
   bool whole_fits(const TrialMemory& bytes, int states, int copies) const;
   // From values for shapes_.
   double extrapolate(const std::vector<double>& values, Shape to) const;
   LayerBytes try_layer(const Kind& kind) const;
-  LayerBytes usual_layer() const;
+  LayerBytes usual_layer(const Kind& kind) const;
   TrialMemory extrapolated(bool recompute);
   Shape timed_shape(int copies) const;
   std::int64_t timed_ids(Shape shape, int copies) const;

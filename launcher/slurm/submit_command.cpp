@@ -142,11 +142,6 @@ void check_site(const SubmitArguments& arguments, const configs::Site& site,
 void check_memory(const SubmitArguments& arguments, const configs::Site& site,
                   const configs::Config& config, int ranks, std::ostream& err) {
   if (site.rank_memory_gb() == 0) return;
-  if (config.model().has_encoder()) {
-    err << "birkhoff: warning: the memory of a model with an encoder and a decoder is not "
-           "predicted, so rank_memory_gb is not checked\n";
-    return;
-  }
   PlanRequest request;
   request.config = config;
   request.vocabulary = vocabulary_of(config, Corpus(config.data().corpus()));

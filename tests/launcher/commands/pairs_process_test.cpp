@@ -105,7 +105,20 @@ TEST_F(PairsProcess, CheckpointsHoldBothVocabularies) {
                  "shared, stream 'source': its tokenizer (chars");
 }
 
-TEST_F(PairsProcess, StepsOfPairsAreMeasured) {
+TEST_F(PairsProcess, StepsOfPairsAreMeasuredAndPlanned) {
+  const auto plan =
+      nlohmann::json::parse(out_of({"plan", "pairs.txtpb", "--json", "--measure", "--ranks", "2"}));
+  for (const char* part : {"embedding", "attention", "feed-forward", "norms", "total"}) {
+    EXPECT_GT(plan["parameters"][part]["elements"], 0) << part;
+  }
+  EXPECT_GT(plan["memory"]["total"]["configured"].get<double>(),
+            4 * plan["parameters"]["total"]["elements"].get<double>());
+  EXPECT_GT(plan["memory"]["activations_of_the_layers"]["configured"], 0);
+  EXPECT_NEAR(plan["speed"]["tokens"]["per_second"].get<double>() /
+                  plan["speed"]["steps"]["per_second"].get<double>(),
+              12 * 16, 1e-6);
+  EXPECT_GT(plan["communication"]["total"]["bytes"], 0);
+  EXPECT_GT(plan["time"]["step"]["seconds"], 0) << plan.dump();
   EXPECT_THAT(out_of({"bench", "step", "pairs.txtpb", "--steps", "2"}),
               HasSubstr("sequences of 16 tokens"));
 }
@@ -116,7 +129,6 @@ TEST_F(PairsProcess, RefusesWhatIsNotOfPairs) {
                  ExitCode::kUsage, "a model of pairs reads two texts");
   expect_refused({"eval", "run", "--text", "train.source"}, ExitCode::kUsage,
                  "predicts the targets of pairs");
-  expect_refused({"plan", "pairs.txtpb"}, ExitCode::kUsage, "cannot be planned");
   expect_refused(
       {"train", "pairs.txtpb", "--run", "new", "--set", "model.encoder.share_embedding=true"},
       ExitCode::kConfig, "the streams 'source' and 'target' of pairs have one each");
