@@ -108,6 +108,9 @@ struct MechanismTraits {
   bool approximate_gradient = false;
   // Weights grow without bound with the layer's input: large inputs overflow.
   bool unbounded = false;
+  // Keys are chosen by scores. Where two scores are almost equal, rounding may choose the other
+  // key: outputs jump.
+  bool discontinuous = false;
   // Supports relative positions.
   bool takes_relative_positions = false;
   // Supports MechanismShape::distances. A causal input may then have more keys than queries: those

@@ -10,6 +10,7 @@
 
 #include "cluster/base/error.h"
 #include "cluster/base/files/file.h"
+#include "cluster/base/instruction_set.h"
 #include "cluster/base/logging/log.h"
 #include "cluster/base/text/number_text.h"
 #include "cluster/base/text/plural.h"
@@ -233,6 +234,24 @@ std::string warning_of_replicas(const configs::Config& config,
         tensor, first, rank, host_of_rank[first], host_of_rank[rank], tensor);
   }
   return "";
+}
+
+std::string warning_of_precision(const configs::Config& config) {
+  if (config.device() != configs::Config::cpu) return "";
+  const bool has_avx512 = instruction_set() >= InstructionSet::kAvx512;
+  switch (config.train().precision()) {
+    case configs::Train::fp16:
+      return fmt::format(
+          "train.precision: fp16 is many times slower than fp32 on CPUs, which multiply it in "
+          "software; {} is the fast choice",
+          has_avx512 ? "bf16" : "fp32");
+    case configs::Train::bf16:
+      return has_avx512 ? ""
+                        : "train.precision: bf16 is many times slower than fp32 without AVX-512, "
+                          "which this CPU lacks or BIRKHOFF_CPU excludes; fp32 is the fast choice";
+    default:
+      return "";
+  }
 }
 
 void warn_of_other_losses(const configs::Config& before, const configs::Config& now) {

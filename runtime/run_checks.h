@@ -54,6 +54,10 @@ std::string warning_of_nodes(const configs::Config& config,
 std::string warning_of_replicas(const configs::Config& config,
                                 const std::vector<std::string>& host_of_rank);
 
+// A warning if the run is on CPUs and LibTorch has no fast products in train.precision with this
+// process's instruction set; else empty.
+std::string warning_of_precision(const configs::Config& config);
+
 // Warns if the schedule changed at a resume, and with it the learning rate of the next step, whose
 // first sample belongs to `epoch`.
 void warn_of_rate_jump(const configs::Train& before, const configs::Train& now,

@@ -253,11 +253,6 @@ void warn_at_start(const configs::Config& config, const Task& task, const Corpus
                       start.train.consumed / source.num_samples());
     warn_of_other_losses(*start.before, config);
   }
-  if (config.train().precision() == configs::Train::fp16 && group.device().is_cpu()) {
-    log_warning(
-        "train.precision: fp16 is many times slower than fp32 on CPUs, which multiply it in "
-        "software; bf16 is the fast choice");
-  }
 }
 
 // Why a run has no more steps to do.
@@ -355,7 +350,7 @@ Outcome run_logged(const configs::Config& config, const RunPaths& paths, bool fr
     warn_at_start(config, *task, corpus, *model, inputs, *source, start, group);
     for (const std::string& warning :
          {of_idle_ranks, warning_of_nodes(config, hosts_of_data_axis(host_of_rank, config)),
-          warning_of_replicas(config, host_of_rank)}) {
+          warning_of_replicas(config, host_of_rank), warning_of_precision(config)}) {
       if (!warning.empty()) log_warning("{}", warning);
     }
     write_file_durably(paths.config().string(), config_text(config));

@@ -1,11 +1,15 @@
 #include "launcher/measure/synthetic_training.h"
 
+#include <c10/core/GradMode.h>
+
+#include <algorithm>
 #include <cmath>
 
 #include "cluster/base/error.h"
 #include "cluster/base/gpu/device.h"
 #include "configs/loader/check.h"
 #include "launcher/measure/report.h"
+#include "models/transformer/forward_record.h"
 #include "runtime/tasks/task.h"
 
 namespace birkhoff {
@@ -45,6 +49,16 @@ SyntheticTraining::SyntheticTraining(const configs::Config& config, std::int64_t
       optimizer_(make_optimizer(config.train().optimizer(), buckets_)),
       plain_(plain_config_.train(), *model_, mesh_.data(), mesh_.data(), buckets_, *optimizer_),
       recorded_(config_.train(), *model_, mesh_.data(), mesh_.data(), buckets_, *optimizer_) {}
+
+bool SyntheticTraining::is_discontinuous() {
+  if (chooses_points(config_.task())) return true;
+  const c10::AutoGradMode no_gradients(false);
+  const ForwardRecord record;
+  model_->loss_sums(batch_.narrow(0, 1), std::nullopt);
+  return std::ranges::any_of(record.attentions, [](const RecordedAttention& each) {
+    return each.mechanism->traits().discontinuous;
+  });
+}
 
 double SyntheticTraining::gradients_of_first(std::int64_t num_sequences) {
   return plain_.sum_gradients(batch_.narrow(0, num_sequences), kStep, loss_scale_).nats;

@@ -39,6 +39,10 @@ class SyntheticTraining {
   at::Device device() const { return device_; }
   double loss_scale() const { return loss_scale_; }
 
+  // Whether keys or points are chosen by scores. Rounded scores may choose others, which changes
+  // some outputs and gradients a lot, but hardly the loss, a mean over many tokens.
+  bool is_discontinuous();
+
   // Sums over the first sequences of the batch. Returns the loss in nats, and leaves the gradients,
   // times loss_scale(), in the parameters.
   double gradients_of_first(std::int64_t num_sequences);

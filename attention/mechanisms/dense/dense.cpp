@@ -256,6 +256,7 @@ MechanismTraits DenseAttention::traits() const {
           .supports_sets = !shape_.causal,
           .convex = terms_.is_convex(),
           .selects = normalizer_.kind != Normalizer::kSoftmax,
+          .discontinuous = normalizer_.kind == Normalizer::kTopK,
           .takes_sinusoidal_distances = shape_.causal,
           .quadratic = true};
 }

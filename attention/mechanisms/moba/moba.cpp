@@ -70,6 +70,7 @@ class MixtureOfBlockAttention final : public Mechanism {
             .exact_in_decoding = shape_.causal,
             .convex = terms_.is_convex(),
             .selects = true,
+            .discontinuous = true,
             .takes_relative_positions = true,
             .chooses_keys = true};
   }

@@ -191,6 +191,7 @@ MechanismTraits RoutingAttention::traits() const {
                          .convex = buckets && config_.share_query_key() && terms_.is_convex(),
                          .selects = true,
                          .skips_queries = !(buckets && config_.share_query_key()),
+                         .discontinuous = true,
                          .takes_relative_positions = true,
                          .chooses_keys = true,
                          .clusters = true,

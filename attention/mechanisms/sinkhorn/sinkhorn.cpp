@@ -212,6 +212,7 @@ MechanismTraits SinkhornAttention::traits() const {
       // The first query of a block has one aligned logit, so its own key changes nothing.
       .selects = config_.top_m() > 0 || (shape_.causal && config_.combine() == Config::add_logits),
       .unbounded = balances() && config_.iterations() == 0,
+      .discontinuous = config_.top_m() > 0,
       .takes_relative_positions = config_.combine() != Config::add_logits,
       .figures = std::move(figures)};
 }

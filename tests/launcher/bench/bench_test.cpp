@@ -184,6 +184,12 @@ TEST_F(BenchProcess, Step) {
     EXPECT_TRUE(has_product) << "no matrix product in the profile: " << report;
   }
   EXPECT_LT(10 * gradient_errors[0], gradient_errors[1]) << "bf16 is coarser than fp32";
+  // The model's own attention does not choose.
+  EXPECT_THAT(bench("bench step good.txtpb --steps 1 --set train.precision=fp32"),
+              testing::Not(HasSubstr("no bound")));
+  EXPECT_THAT(bench("bench step good.txtpb --steps 1 --set train.precision=fp32 --set "
+                    "'model.attention=[{group{mechanism{dense{normalizer:top_k kept_keys:2}}}}]'"),
+              HasSubstr("(no bound, because rounded scores may choose other keys or points)"));
   EXPECT_THAT(
       bench("bench step good.txtpb --steps 1 --set train.precision=fp16"),
       HasSubstr("\nAttention: layer 0, heads 0 to 1 (sinkhorn): block attention is LibTorch's, "

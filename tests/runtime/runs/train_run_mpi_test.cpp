@@ -7,6 +7,7 @@
 #include <cerrno>
 #include <cmath>
 
+#include "cluster/base/instruction_set.h"
 #include "data/corpus/corpus.h"
 #include "runtime/run_checks.h"
 #include "tests/runtime/train_run_fixture.h"
@@ -148,6 +149,24 @@ TEST(WarningOfReplicas, NamesTheFirstReplicaThatIsOnTwoHosts) {
       std::string::npos);
   config.mutable_mesh()->set_tensor(1);
   EXPECT_EQ(warning_of_replicas(config, {"a", "b", "a", "b"}), "");
+}
+
+TEST(WarningOfPrecision, NamesTheFastChoiceOfTheCpu) {
+  configs::Config config;
+  const auto warning = [&](configs::Config::Device device, configs::Train::Precision precision) {
+    config.set_device(device);
+    config.mutable_train()->set_precision(precision);
+    return warning_of_precision(config);
+  };
+  const bool has_avx512 = instruction_set() >= InstructionSet::kAvx512;
+  EXPECT_EQ(warning(configs::Config::cpu, configs::Train::fp32), "");
+  EXPECT_EQ(warning(configs::Config::cpu, configs::Train::bf16) == "", has_avx512);
+  EXPECT_NE(warning(configs::Config::cpu, configs::Train::fp16)
+                .find(has_avx512 ? "bf16 is the fast choice" : "fp32 is the fast choice"),
+            std::string::npos);
+  for (const auto precision : {configs::Train::bf16, configs::Train::fp16}) {
+    EXPECT_EQ(warning(configs::Config::cuda, precision), "");
+  }
 }
 
 // With four ranks there are two nodes of two.
