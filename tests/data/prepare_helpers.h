@@ -38,19 +38,30 @@ inline std::vector<std::string> classes_of(const std::string& folder) {
   return {record.class_name().begin(), record.class_name().end()};
 }
 
-// The text of document i, without its end mark.
+// The texts of all documents, without their end marks. One tokenizer decodes them: SentencePiece's
+// takes a process of its own to load.
+inline std::vector<std::string> document_texts(const Corpus& corpus, const std::string& split,
+                                               const std::string& stream = "tokens") {
+  StreamReader reader(corpus, split, stream);
+  const auto& entry = corpus.tokenizer_entry(stream);
+  const auto tokenizer = corpus.tokenizer(stream);
+  std::vector<std::string> texts;
+  for (std::int64_t i = 0; i < corpus.stream(split, stream).documents(); ++i) {
+    const auto [begin, end] = reader.document(i);
+    std::vector<std::int64_t> ids(static_cast<std::size_t>(end - begin));
+    reader.read(begin, end - begin, ids.data());
+    if (entry.has_end_of_document()) {
+      EXPECT_EQ(ids.back(), entry.end_of_document());
+      ids.pop_back();
+    }
+    texts.push_back(tokenizer->decode({ids.begin(), ids.end()}));
+  }
+  return texts;
+}
+
 inline std::string document_text(const Corpus& corpus, const std::string& split, std::int64_t i,
                                  const std::string& stream = "tokens") {
-  StreamReader reader(corpus, split, stream);
-  const auto [begin, end] = reader.document(i);
-  std::vector<std::int64_t> ids(static_cast<std::size_t>(end - begin));
-  reader.read(begin, end - begin, ids.data());
-  const auto& tokenizer = corpus.tokenizer_entry(stream);
-  if (tokenizer.has_end_of_document()) {
-    EXPECT_EQ(ids.back(), tokenizer.end_of_document());
-    ids.pop_back();
-  }
-  return corpus.tokenizer(stream)->decode({ids.begin(), ids.end()});
+  return document_texts(corpus, split, stream).at(static_cast<std::size_t>(i));
 }
 
 inline std::string joined_lines(const std::vector<std::string>& lines) {

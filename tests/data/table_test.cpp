@@ -32,13 +32,6 @@ PrepareOptions table_options(const std::string& out, std::vector<std::string> pa
   return options;
 }
 
-std::vector<std::string> texts_of(const Corpus& corpus, const std::string& split) {
-  std::vector<std::string> texts;
-  for (std::int64_t i = 0; i < corpus.split(split).counts().documents(); ++i)
-    texts.push_back(document_text(corpus, split, i));
-  return texts;
-}
-
 std::vector<std::string> classes_of(const Corpus& corpus) {
   const auto& record = corpus.record("train", "label");
   return {record.class_name().begin(), record.class_name().end()};
@@ -67,7 +60,8 @@ TEST(Tables, RowsAreDocumentsWithLabels) {
     prepare_corpus(options);
     const Corpus corpus(folder / tokenizer);
     verify_corpus(corpus);
-    EXPECT_EQ(texts_of(corpus, "train"), (std::vector<std::string>{"a cat", "no dogs ", "ü"}));
+    EXPECT_EQ(document_texts(corpus, "train"),
+              (std::vector<std::string>{"a cat", "no dogs ", "ü"}));
     EXPECT_EQ(labels_of(corpus, "train"), (Labels{1, 0, 1}));
     EXPECT_EQ(labels_of(corpus, "valid"), Labels{0});
     EXPECT_EQ(classes_of(corpus), (std::vector<std::string>{"neg", "pos"}));
@@ -86,7 +80,7 @@ TEST(Tables, ColumnsByNumberHaveNoHeader) {
   write_text(folder / "t.tsv", "\xef\xbb\xbfgood\tx\t1\r\nbad\ty\t0\r\n");
   prepare_corpus(table_options(folder / "corpus", {folder / "t.tsv"}, {"1", "3"}));
   const Corpus corpus(folder / "corpus");
-  EXPECT_EQ(texts_of(corpus, "train"), (std::vector<std::string>{"good", "bad"}));
+  EXPECT_EQ(document_texts(corpus, "train"), (std::vector<std::string>{"good", "bad"}));
   EXPECT_EQ(labels_of(corpus, "train"), (Labels{1, 0}));
   // Unless there is said to be one. A name implies it.
   for (const TableColumns& columns :
@@ -94,7 +88,7 @@ TEST(Tables, ColumnsByNumberHaveNoHeader) {
     const std::string out = folder / ("header-" + columns.text + columns.label);
     write_text(folder / "h.tsv", "\xef\xbb\xbfgood\tx\t1\r\nbad\ty\t0\r\nbest\tz\t2\r\n");
     prepare_corpus(table_options(out, {folder / "h.tsv"}, {columns.text, "3", columns.header}));
-    EXPECT_EQ(texts_of(Corpus(out), "train"), (std::vector<std::string>{"bad", "best"}));
+    EXPECT_EQ(document_texts(Corpus(out), "train"), (std::vector<std::string>{"bad", "best"}));
     EXPECT_EQ(classes_of(Corpus(out)), (std::vector<std::string>{"0", "2"}));
     remove_tree(out);
   }
@@ -112,7 +106,7 @@ TEST(Tables, RowsMayBePairsOfTexts) {
     prepare_corpus(options);
     const Corpus corpus(folder / tokenizer);
     verify_corpus(corpus);
-    EXPECT_EQ(texts_of(corpus, "train"), (std::vector<std::string>{"a cat", "no dogs"}));
+    EXPECT_EQ(document_texts(corpus, "train"), (std::vector<std::string>{"a cat", "no dogs"}));
     EXPECT_EQ(document_text(corpus, "train", 0, "second"), "cats");
     EXPECT_EQ(document_text(corpus, "train", 1, "second"), "a big dog");
     EXPECT_EQ(document_text(corpus, "valid", 0, "second"),
@@ -135,7 +129,7 @@ TEST(Tables, FoldersAndStreamsAreTables) {
   write_text(folder / "in/b/c.tsv", "text\tlabel\nb\t1\nc\t0\n");
   write_text(folder / "in/d.tsv", "text\tlabel\n");  // no rows
   prepare_corpus(table_options(folder / "corpus", {folder / "in"}));
-  EXPECT_EQ(texts_of(Corpus(folder / "corpus"), "train"),
+  EXPECT_EQ(document_texts(Corpus(folder / "corpus"), "train"),
             (std::vector<std::string>{"a", "b", "c"}));
   const std::string pipe = folder / "pipe";
   ASSERT_EQ(mkfifo(pipe.c_str(), 0600), 0);
@@ -167,7 +161,7 @@ TEST(Tables, FractionsHoldOutWholeRows) {
   }
   for (const auto& [split, share] :
        std::map<std::string, double>{{"train", 0.7}, {"valid", 0.2}, {"test", 0.1}}) {
-    const std::vector<std::string> texts = texts_of(corpus, split);
+    const std::vector<std::string> texts = document_texts(corpus, split);
     const Labels labels = labels_of(corpus, split);
     ASSERT_EQ(texts.size(), labels.size());
     for (std::size_t i = 0; i < texts.size(); ++i) found.emplace(texts[i], labels[i]);
@@ -339,7 +333,7 @@ TEST(Tables, LinesHaveALimit) {
   const std::string longest(kMaxLineBytes - 2, 'x');
   write_text(folder / "t.tsv", "a\t0\n" + longest + "\t1\nb\t1\n" + longest + "\t0");
   prepare_corpus(table_options(folder / "corpus", {folder / "t.tsv"}, {"1", "2"}));
-  EXPECT_EQ(texts_of(Corpus(folder / "corpus"), "train"),
+  EXPECT_EQ(document_texts(Corpus(folder / "corpus"), "train"),
             (std::vector<std::string>{"a", longest, "b", longest}));
   for (const std::string end : {"", "\n", "\nb\t1\n"}) {
     write_text(folder / "u.tsv", "a\t0\n" + longest + "x\t1" + end);

@@ -16,13 +16,6 @@ using testing::ElementsAre;
 using testing::HasSubstr;
 using Lines = std::vector<std::string>;
 
-Lines documents(const Corpus& corpus, const std::string& split, const std::string& stream) {
-  Lines texts;
-  for (std::int64_t i = 0; i < corpus.stream(split, stream).documents(); ++i)
-    texts.push_back(document_text(corpus, split, i, stream));
-  return texts;
-}
-
 class PreparePairs : public testing::Test {
  protected:
   // Sources and targets with different letters.
@@ -55,8 +48,8 @@ TEST_F(PreparePairs, LinesAreDocumentsOfBothStreams) {
     options.out = folder_ / tokenizer;
     options.shard_tokens = 300;
     const Corpus corpus = prepared(options);
-    EXPECT_EQ(documents(corpus, "train", "source"), sources_) << tokenizer;
-    EXPECT_EQ(documents(corpus, "train", "target"), targets_) << tokenizer;
+    EXPECT_EQ(document_texts(corpus, "train", "source"), sources_) << tokenizer;
+    EXPECT_EQ(document_texts(corpus, "train", "target"), targets_) << tokenizer;
     EXPECT_GT(corpus.stream("train", "source").shard_size(), 2);
     EXPECT_FALSE(corpus.stream("train", "source").has_tokenizer());
     EXPECT_THAT(notes_, ElementsAre());
@@ -101,8 +94,8 @@ TEST_F(PreparePairs, SeparateVocabulariesKnowTheirSide) {
   PrepareOptions options = this->options("words");
   options.source_tokenizer = "chars";
   const Corpus corpus = prepared(options);
-  EXPECT_EQ(documents(corpus, "train", "source"), sources_);
-  EXPECT_EQ(documents(corpus, "train", "target"), targets_);
+  EXPECT_EQ(document_texts(corpus, "train", "source"), sources_);
+  EXPECT_EQ(document_texts(corpus, "train", "target"), targets_);
   const auto& source = corpus.tokenizer_entry("source");
   EXPECT_EQ(source.kind(), "chars");
   EXPECT_EQ(source.file(), "source_tokenizer.chars");
@@ -159,13 +152,13 @@ TEST_F(PreparePairs, SplitsHaveTheirOwnFilesOrShares) {
   options.test_paths = {folder_ / "test.source"};
   options.test_target_paths = {folder_ / "test.target"};
   const Corpus corpus = prepared(options);
-  EXPECT_THAT(documents(corpus, "test", "source"), ElementsAre("a test", "another"));
-  EXPECT_THAT(documents(corpus, "test", "target"), ElementsAre("ein Test", "noch einer"));
+  EXPECT_THAT(document_texts(corpus, "test", "source"), ElementsAre("a test", "another"));
+  EXPECT_THAT(document_texts(corpus, "test", "target"), ElementsAre("ein Test", "noch einer"));
   // Each pair is in one of the other splits, and its two sides are in the same one.
   std::map<std::string, std::string> pairs;
   for (const char* split : {"train", "valid"}) {
-    const Lines sources = documents(corpus, split, "source");
-    const Lines targets = documents(corpus, split, "target");
+    const Lines sources = document_texts(corpus, split, "source");
+    const Lines targets = document_texts(corpus, split, "target");
     ASSERT_EQ(sources.size(), targets.size());
     EXPECT_GT(sources.size(), 20u) << split;
     for (std::size_t i = 0; i < sources.size(); ++i) pairs[sources[i]] = targets[i];
@@ -181,8 +174,8 @@ TEST_F(PreparePairs, SeveralFilesFollowEachOther) {
   options.paths.push_back(folder_ / "b.source");
   options.target_paths.push_back(folder_ / "b.target");
   const Corpus corpus = prepared(options);
-  EXPECT_EQ(documents(corpus, "train", "source").back(), "last");
-  EXPECT_EQ(documents(corpus, "train", "target").back(), "letzte");
+  EXPECT_EQ(document_texts(corpus, "train", "source").back(), "last");
+  EXPECT_EQ(document_texts(corpus, "train", "target").back(), "letzte");
   EXPECT_EQ(corpus.split("train").counts().documents(), 201);
 }
 
@@ -193,8 +186,8 @@ TEST_F(PreparePairs, BlankPairsAreSkippedAndCounted) {
   const Corpus corpus = prepared(options());
   EXPECT_EQ(corpus.split("train").counts().documents(), 198);
   EXPECT_THAT(notes_, ElementsAre("skipped 2 pairs without text"));
-  EXPECT_EQ(documents(corpus, "train", "source")[3], sources_[4]);
-  EXPECT_EQ(documents(corpus, "train", "target")[3], targets_[4]);
+  EXPECT_EQ(document_texts(corpus, "train", "source")[3], sources_[4]);
+  EXPECT_EQ(document_texts(corpus, "train", "target")[3], targets_[4]);
 }
 
 TEST_F(PreparePairs, ThoseInTwoSplitsAreReported) {
@@ -320,16 +313,17 @@ TEST(PrepareMulti30k, ComesBackFromItsTokens) {
       !add("test_2016_flickr", options.test_paths, options.test_target_paths)) {
     GTEST_SKIP() << "BIRKHOFF_DATA holds no multi30k.*.gz";
   }
+  options.vocab_size = 1000;  // SentencePiece takes long to learn 8,000 pieces
   const PrepareResult result = prepare_corpus(options);
   EXPECT_THAT(result.notes, ElementsAre());
   const Corpus corpus(folder / "corpus");
   verify_corpus(corpus);
-  EXPECT_EQ(corpus.vocabulary(), 8000);
+  EXPECT_EQ(corpus.vocabulary(), 1000);
   EXPECT_EQ(corpus.split("train").counts().documents(), 29'000);
   EXPECT_EQ(corpus.split("valid").counts().documents(), 1'014);
   EXPECT_EQ(corpus.split("test").counts().documents(), 1'000);
   const auto expect_text = [&](const char* split, const char* stream, const std::string& file) {
-    EXPECT_TRUE(joined_lines(documents(corpus, split, stream)) == whole_text(file)) << file;
+    EXPECT_TRUE(joined_lines(document_texts(corpus, split, stream)) == whole_text(file)) << file;
   };
   expect_text("valid", "source", options.valid_paths[0]);
   expect_text("valid", "target", options.valid_target_paths[0]);

@@ -225,7 +225,7 @@ const std::vector<TriedModel> kTriedModels = {
       "model.attention=[{group{mechanism{dense{}}}}]"}},
     {"two stacks, with more in the encoder, of short targets",
      {"task={translation{target_length:256}}",
-      "model.encoder={layers:4 attention{group{mechanism{dense{}}}}"
+      "model.encoder={layers:4 attention{group{mechanism{sinkhorn{block:32}}}}"
       " attention{group{mechanism{block_local{block:32}}}}}",
       "model.attention=[{group{mechanism{block_local{block:32}}}}]"}},
 };
