@@ -27,8 +27,8 @@ constexpr Patience kWhileOthersCompute{std::chrono::microseconds(0), std::chrono
 // Pauses after a poll that found nothing: not at all at first, then yields the core, then sleeps
 // for a sixteenth of the time waited so far. A long wait thus costs almost nothing, and no wait
 // grows by more than a sixteenth. The time starts again when a thread begins to wait. After the
-// first polls the thread's waiting is counted, which matters only if the caller runs the operation:
-// nobody asks how long the queue's thread has waited.
+// first polls it counts as waited, of the thread that polls. Only a caller that runs its operation
+// itself reads that.
 class PollPause {
  public:
   explicit PollPause(OperationQueue& queue) : queue_(queue) {}
@@ -172,10 +172,10 @@ std::unique_ptr<Work> MpiGroup::do_all_gather(at::Tensor output, at::Tensor inpu
 
 std::unique_ptr<Work> MpiGroup::do_all_to_all(at::Tensor output, Counts receive_counts,
                                               at::Tensor input, Counts send_counts) {
-  // The tensors own what the pieces point to.
+  // The tensors own what the pieces point to. They are copied, because captures may be initialized
+  // in any order.
   return submit([this, sends = pieces_of(input, send_counts),
-                 receives = pieces_of(output, receive_counts), output = std::move(output),
-                 input = std::move(input)] {
+                 receives = pieces_of(output, receive_counts), output, input] {
     exchange([&](int to) { return sends[static_cast<std::size_t>(to)]; },
              [&](int from) { return receives[static_cast<std::size_t>(from)]; });
   });

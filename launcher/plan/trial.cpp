@@ -256,9 +256,6 @@ Trial::LayerBytes Trial::try_layer(const Kind& kind) const {
   };
   // The meta device lacks operations of the decoder's layer.
   const c10::Device device = kind.of_sources ? at::kCPU : at::kMeta;
-  const auto kept_without_layers = [&](Shape shape) {
-    return CountedModel(of_layers(0, shape), few, device).train(shape.sequences).kept;
-  };
   std::vector<double> kept, temporary, evaluation;
   std::unique_ptr<CountedModel> one;
   for (const Shape& shape : shapes_) {
@@ -273,7 +270,11 @@ Trial::LayerBytes Trial::try_layer(const Kind& kind) const {
   }
   one.reset();
   // Before the extrapolation, because a decoder's layer may be too large to try on whole sequences.
-  for (std::size_t i = 0; i < shapes_.size(); ++i) kept[i] -= kept_without_layers(shapes_[i]);
+  std::vector<double> without;
+  for (const Shape& shape : shapes_) {
+    without.push_back(CountedModel(of_layers(0, shape), few, device).train(shape.sequences).kept);
+    kept[without.size() - 1] -= without.back();
+  }
   LayerBytes layer;
   layer.first = layer.next = extrapolate(kept, whole());
   layer.temporary = extrapolate(temporary, whole());
@@ -284,15 +285,14 @@ Trial::LayerBytes Trial::try_layer(const Kind& kind) const {
   if (crosses(kind)) {
     configs::Config recomputed = of_layers(1, shapes_[0]);
     recomputed.mutable_train()->set_recompute(true);
-    layer.of_encoder =
-        larger(whole()) * (CountedModel(recomputed, few, at::kCPU).train(1).kept -
-                           kept_without_layers(shapes_[0]) - stream_bytes(kind, shapes_[0]));
+    layer.of_encoder = larger(whole()) * (CountedModel(recomputed, few, at::kCPU).train(1).kept -
+                                          without[0] - stream_bytes(kind, shapes_[0]));
   }
   if (layers_of_stack(kind) == 1) return layer;
   // The additional bytes of a second layer are proportional to the tokens.
   CountedModel two(of_layers(2, shapes_[0]), few, at::kCPU);
   const CountedModel::Bytes bytes = two.train(1);
-  layer.next += larger(whole()) * (bytes.kept - kept_without_layers(shapes_[0]) - 2 * kept[0]);
+  layer.next += larger(whole()) * (bytes.kept - without[0] - 2 * kept[0]);
   layer.temporary += larger(whole()) * (bytes.temporary() - temporary[0]);
   layer.evaluation += larger(evaluated()) * (two.evaluate(1) - evaluation[0]);
   return layer;

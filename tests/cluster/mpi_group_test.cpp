@@ -176,7 +176,7 @@ TEST(MpiGroup, WaitingSleeps) {
     const double counted = waited_seconds() - counted_before;
     EXPECT_LE(counted, waited.count());
     if (world.rank() != world.size() - 1) {
-      EXPECT_GE(counted, 0.2);
+      EXPECT_GE(counted, 0.2);  // of the 0.3; this rank may have come late
     }
   }
   // A spinning wait would use CPU time all the while.

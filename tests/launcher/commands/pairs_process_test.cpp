@@ -111,8 +111,6 @@ TEST_F(PairsProcess, StepsOfPairsAreMeasuredAndPlanned) {
   for (const char* part : {"embedding", "attention", "feed-forward", "norms", "total"}) {
     EXPECT_GT(plan["parameters"][part]["elements"], 0) << part;
   }
-  EXPECT_GT(plan["memory"]["total"]["configured"].get<double>(),
-            4 * plan["parameters"]["total"]["elements"].get<double>());
   EXPECT_GT(plan["memory"]["activations_of_the_layers"]["configured"], 0);
   EXPECT_NEAR(plan["speed"]["tokens"]["per_second"].get<double>() /
                   plan["speed"]["steps"]["per_second"].get<double>(),
