@@ -37,6 +37,7 @@ struct AttentionInput {
   // int32 document ids, never decreasing along a row; a query sees only keys of its own document.
   // Undefined: one document.
   at::Tensor segments_q_BL, segments_kv_BS;
+  std::int64_t num_documents = 0;  // how many a row has at most; 0: not known
   // Absent in evaluation and decoding: no dropout, no Gumbel noise.
   std::optional<NoiseKey> noise;
 };

@@ -99,6 +99,7 @@ class DevicePrefetcher::Gpu {
     }
     slot.on_device.sample_ids_B = place("", batch.sample_ids_B);
     slot.on_device.global_size = batch.global_size;
+    slot.on_device.num_documents = batch.num_documents;
     slot.used.hold_back(stream_.get());
     const c10::cuda::CUDAStreamGuard guard(
         c10::cuda::getStreamFromExternal(stream_.get(), device_.index()));

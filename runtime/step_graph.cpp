@@ -74,6 +74,7 @@ void StepGraph::run(const std::function<void()>& part) {
 
 const Batch& StaticBatch::hold(const Batch& batch) {
   held_.global_size = batch.global_size;
+  held_.num_documents = batch.num_documents;
   if (!held_.sample_ids_B.defined()) {
     for (const auto& [name, tensor] : batch.fields) {
       held_.fields[name] = tensor.clone(at::MemoryFormat::Contiguous);

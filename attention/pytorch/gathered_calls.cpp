@@ -35,7 +35,8 @@ SlotMerge merge_named(std::string_view name) {
 Documents documents_of(const at::Tensor& q, const OptionalTensor& key_lengths,
                        const OptionalTensor& segments) {
   check_masks(q, key_lengths, segments);
-  return {segments.value_or(at::Tensor()), key_lengths.value_or(at::Tensor()), q};
+  return {segments.value_or(at::Tensor()), key_lengths.value_or(at::Tensor()), q,
+          /*num_documents=*/0};
 }
 
 void check(const AttentionInClusters& call, at::TensorList inputs) {

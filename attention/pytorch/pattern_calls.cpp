@@ -60,7 +60,8 @@ at::Tensor attend(const AttentionInPattern& call, at::TensorList inputs) {
        .rows = {},
        .key_lengths_B = call.key_lengths.value_or(at::Tensor()),
        .relative = terms.relative},
-      Documents(call.segments.value_or(at::Tensor()), /*lengths_B=*/{}, q), Path::kFused);
+      Documents(call.segments.value_or(at::Tensor()), /*lengths_B=*/{}, q, /*num_documents=*/0),
+      Path::kFused);
   return terms.sink_H.defined() ? with_sink(part, terms.sink_H).out_BHLD : part.out_BHLD;
 }
 

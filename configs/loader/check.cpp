@@ -254,22 +254,14 @@ class ConsistencyCheck {
     }
   }
 
-  // The host must not wait for the device while a graph is recorded.
+  // A recorded graph repeats the lists of keys of the step that was recorded.
   void check_captured(const Message& mechanism, const std::string& path) const {
-    if (!mechanism.GetDescriptor()->options().GetExtension(configs::waits_for_device)) return;
-    if (config_.data().restart_at_documents()) {
-      config_error(
-          places_, "train.cuda_graph",
-          "must be false with data.restart_at_documents and {}, which waits for the GPU to "
-          "choose keys of one document; leave one of them out",
-          path);
-    }
-    const FieldDescriptor& noise = *field_with(mechanism, configs::noise);
-    const float dropout = mechanism.GetReflection()->GetFloat(mechanism, &noise);
-    if (dropout == 0) return;
+    if (!mechanism.GetDescriptor()->options().GetExtension(configs::lists_documents)) return;
+    if (!config_.data().restart_at_documents()) return;
     config_error(places_, "train.cuda_graph",
-                 "must be false with {}.{} {}, which waits for the GPU; leave one of them out",
-                 path, noise.name(), dropout);
+                 "must be false with data.restart_at_documents and {}, whose lists of keys depend "
+                 "on how many documents a batch has; leave one of them out",
+                 path);
   }
 
   void check_max_blocks(int max_blocks, int block, const Keys& keys,

@@ -20,6 +20,7 @@ Batch Batch::to(at::Device device) const {
   for (const auto& [name, tensor] : fields) moved.fields[name] = tensor.to(device);
   moved.sample_ids_B = sample_ids_B.to(device);
   moved.global_size = global_size;
+  moved.num_documents = num_documents;
   return moved;
 }
 
@@ -30,6 +31,7 @@ Batch Batch::narrow(std::int64_t begin, std::int64_t end) const {
     rows.fields[name] = tensor.narrow(0, begin, end - begin);
   rows.sample_ids_B = sample_ids_B.narrow(0, begin, end - begin);
   rows.global_size = global_size;
+  rows.num_documents = num_documents;
   return rows;
 }
 

@@ -92,6 +92,7 @@ class TokenWindows : public SampleSource {
     auto* documents =
         with_documents_ ? batch.at(field::kDocuments).mutable_data_ptr<std::int64_t>() : nullptr;
     auto* sample_ids = batch.sample_ids_B.mutable_data_ptr<std::int64_t>();
+    batch.num_documents = 0;
     for (std::size_t i = 0; i < rows.size(); ++i) {
       const std::int64_t first = first_token(rows[i]);
       const std::int64_t count = std::min(length_ + 1, reader_.elements() - first);
@@ -103,6 +104,8 @@ class TokenWindows : public SampleSource {
       sample_ids[i] = rows[i].id;
       if (restart_) {
         fill_documents(first, count, mask, segments, positions);
+        batch.num_documents =
+            std::max<std::int64_t>(batch.num_documents, segments[length_ - 1] + 1);
         segments += length_;
         positions += length_;
       }

@@ -144,6 +144,7 @@ SequenceContext token_context(const Batch& batch, const TokenSlices& tokens) {
   SequenceContext context;
   context.tokens = tokens;
   if (batch.has(field::kSegments)) context.segments_BT = batch.at(field::kSegments);
+  context.num_documents = batch.num_documents;
   if (batch.has(field::kLengths)) context.lengths_B = batch.at(field::kLengths);
   return context;
 }

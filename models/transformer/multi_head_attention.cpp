@@ -167,7 +167,9 @@ std::vector<AttentionInput> MultiHeadAttention::inputs_of(const HeadProjections:
     in.x_q_BLC = x_BTC;
     in.x_kv_BSC = x_kv_BSC;
     in.key_lengths_B = own ? context.lengths_B : context.memory.lengths_B;
-    if (own) in.segments_q_BL = in.segments_kv_BS = context.segments_BT;
+    if (!own) continue;
+    in.segments_q_BL = in.segments_kv_BS = context.segments_BT;
+    in.num_documents = context.num_documents;
   }
   return inputs;
 }

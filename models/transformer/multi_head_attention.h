@@ -33,8 +33,9 @@ struct Memory {
 
 // What every layer of a forward pass reads in addition to the residual stream.
 struct SequenceContext {
-  at::Tensor segments_BT;  // int32 document ids; undefined: one document
-  at::Tensor lengths_B;    // int64; tokens at t >= length are padding; undefined: none
+  at::Tensor segments_BT;          // int32 document ids; undefined: one document
+  std::int64_t num_documents = 0;  // of a sequence at most; 0: not known
+  at::Tensor lengths_B;            // int64; tokens at t >= length are padding; undefined: none
   // The layer's inputs at the M tokens before the sequence (model.memory), for MultiHeadAttention
   // after the norm; undefined: none. Their keys and values come before those of the sequence.
   at::Tensor past_BMC{};

@@ -34,6 +34,7 @@ void add_documents(Batch& batch, std::int64_t end_mark) {
     if (i % length == 0) continue;
     const bool begins = inputs[i - 1] == end_mark;
     segments[i] = segments[i - 1] + (begins ? 1 : 0);
+    batch.num_documents = std::max<std::int64_t>(batch.num_documents, segments[i] + 1);
     positions[i] = begins ? 0 : positions[i - 1] + 1;
   }
   batch.fields.emplace(field::kSegments, segments_BT);

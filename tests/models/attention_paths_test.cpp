@@ -56,15 +56,14 @@ std::vector<fs::path> shipped_configs() {
 
 // On a GPU.
 std::map<std::string, std::vector<std::string>> slow_paths_on_gpu() {
-  const auto blocks = [](const std::string& heads) {
-    return heads +
-           " (block_local): block attention takes the reference path, because relative positions "
-           "have values";
+  // Heads of 129 channels.
+  const std::string copies =
+      "because a head has 129 channels: rows are copied, padded to a multiple of 8";
+  const auto blocks = [&](const std::string& heads) {
+    return heads + " (block_local): block attention takes a slower kernel, " + copies;
   };
-  const auto routing = [](const std::string& heads) {
-    return heads +
-           " (routing): attention over gathered rows takes the reference path, because relative "
-           "positions have values";
+  const auto routing = [&](const std::string& heads) {
+    return heads + " (routing): attention over gathered rows takes a slower kernel, " + copies;
   };
   const std::string fp32 = "because the dtype is fp32, not bf16 or fp16",
                     of_blocks = "block attention is LibTorch's, " + fp32,
@@ -77,9 +76,16 @@ std::map<std::string, std::vector<std::string>> slow_paths_on_gpu() {
                     all = "layers 0 to 3, heads 0 to 3 ";
   const std::vector<std::string> sinkhorn{all + "(sinkhorn): " + mixing,
                                           all + "(sinkhorn): " + of_blocks};
-  const std::vector<std::string> small{blocks("layers 0 to 5, heads 0 to 3"),
-                                       routing("layers 0 to 5, heads 4 to 7")},
-      smoke{blocks("layers 0 to 1, heads 0 to 1"), routing("layers 0 to 1, heads 2 to 3")};
+  const auto fp32_blocks = [&](const std::string& heads) {
+    return heads + " (block_local): block attention takes the reference path, " + fp32;
+  };
+  const auto fp32_routing = [&](const std::string& heads) {
+    return heads + " (routing): " + of_rows;
+  };
+  const std::vector<std::string> small{fp32_blocks("layers 0 to 5, heads 0 to 3"),
+                                       fp32_routing("layers 0 to 5, heads 4 to 7")},
+      smoke{fp32_blocks("layers 0 to 1, heads 0 to 1"),
+            fp32_routing("layers 0 to 1, heads 2 to 3")};
   const std::string sst2 = "layers 0 to 1, heads 0 to 3 ",
                     distances =
                         "(dense): dense attention takes the reference path, because sinusoidal "
@@ -105,9 +111,7 @@ std::map<std::string, std::vector<std::string>> slow_paths_on_gpu() {
   for (const std::string& line : sinkhorn_of(pairs[1])) sinkhorn_pairs.push_back(line);
   sinkhorn_pairs.push_back(pairs[2] + of_padding);
   return {
-      {"adaptive_wikitext103_paper",
-       {"layers 0 to 15, heads 0 to 7 (dense): dense attention takes the reference path, because "
-        "dense attention with dropout has no GPU kernel"}},
+      {"adaptive_wikitext103_paper", {}},
       {"adaptive_wikitext103_small", {}},
       {"adaptive_wikitext103_smoke", {}},
       {"baby_gpt_dense", {}},
@@ -156,21 +160,19 @@ std::map<std::string, std::vector<std::string>> slow_paths_on_gpu() {
         pairs[2] + of_padding}},
       {"multi30k_topk", {pairs[0] + top_k, pairs[1] + top_k, pairs[2] + top_k}},
       {"quickstart", sinkhorn},
-      {"routing_enwik8_paper",
-       {blocks("layers 0 to 23, heads 0 to 3"), routing("layers 0 to 23, heads 4 to 7")}},
+      {"routing_enwik8_paper", {}},
       {"routing_enwik8_small", small},
       {"routing_enwik8_smoke", smoke},
       {"routing_pg19_paper",
        {blocks("layers 0 to 20, heads 0 to 7"), blocks("layer 21, heads 0 to 5"),
         routing("layer 21, heads 6 to 7")}},
       {"routing_pg19_small",
-       {blocks("layers 0 to 4, heads 0 to 7"), blocks("layer 5, heads 0 to 5"),
-        routing("layer 5, heads 6 to 7")}},
+       {fp32_blocks("layers 0 to 4, heads 0 to 7"), fp32_blocks("layer 5, heads 0 to 5"),
+        fp32_routing("layer 5, heads 6 to 7")}},
       {"routing_pg19_smoke",
-       {blocks("layer 0, heads 0 to 3"), blocks("layer 1, heads 0 to 2"),
-        routing("layer 1, head 3")}},
-      {"routing_wikitext103_paper",
-       {blocks("layers 0 to 9, heads 0 to 7"), routing("layers 0 to 9, heads 8 to 15")}},
+       {fp32_blocks("layer 0, heads 0 to 3"), fp32_blocks("layer 1, heads 0 to 2"),
+        fp32_routing("layer 1, head 3")}},
+      {"routing_wikitext103_paper", {}},
       {"routing_wikitext103_small", small},
       {"routing_wikitext103_smoke", smoke},
       {"sst2_dense", {sst2 + of_padding}},
@@ -248,15 +250,21 @@ void expect_lines(const std::string& task, const std::vector<SlowCase>& cases) {
 
 TEST(AttentionPaths, ReasonsOnAGpu) {
   const std::string reference = "takes the reference path, because ",
-                    blocks = "block attention " + reference,
-                    rows = "attention over gathered rows " + reference,
+                    copies =
+                        " takes a slower kernel, because a head has 36 channels: rows are "
+                        "copied, padded to a multiple of 8",
                     balances = "doubly stochastic attention " + reference;
   expect_lines(
       "language_model {}",
       {{"dense {}", {}, {}},
+       {"dense { dropout: 0.1 }", {}, {}},
        {"dense { dropout: 0.1 }",
-        {},
-        {"dense attention " + reference + "dense attention with dropout has no GPU kernel"}},
+        {"data.restart_at_documents=true"},
+        {"dense attention takes a slower kernel, because dropout with documents needs a mask of "
+         "all pairs of tokens"}},
+       {"dense { dropout: 0.1 }",
+        {"train.precision=fp32"},
+        {"dense attention " + reference + "the dtype is fp32, not bf16 or fp16"}},
        {"dense {} sink: true", {}, {}},
        {"dense {} sink: true",
         {"train.precision=fp32"},
@@ -283,28 +291,21 @@ TEST(AttentionPaths, ReasonsOnAGpu) {
         {"block attention is LibTorch's, because a block has 8 tokens, fewer than 16"}},
        {"block_local { block: 64 dropout: 0.1 }",
         {"model.channels=144"},
-        {blocks + "a head has 36 channels, which are no multiple of 8"}},
+        {"block attention" + copies}},
        {"sliding_window { width: 40 } relative_positions { max_distance: 9 values: false }",
         {},
         {}},
-       {"sliding_window { width: 40 } relative_positions { max_distance: 9 }",
-        {},
-        {blocks + "relative positions have values"}},
+       {"sliding_window { width: 40 } relative_positions { max_distance: 9 }", {}, {}},
        {"routing { clusters: 4 }", {}, {}},
-       {"routing { clusters: 4 dropout: 0.1 }",
-        {},
-        {rows + "attention dropout has no such kernel"}},
-       {"routing { clusters: 4 } relative_positions { max_distance: 9 values: false }",
-        {},
-        {"attention over gathered rows takes a slower kernel, because keys have relative "
-         "positions"}},
+       {"routing { clusters: 4 dropout: 0.1 } relative_positions { max_distance: 9 }", {}, {}},
+       {"routing { clusters: 4 }",
+        {"model.channels=144"},
+        {"attention over gathered rows" + copies}},
        {"moba { block: 2 top_blocks: 66 }",
         {},
         {"choice of blocks " + reference + "a query chooses 65 blocks, more than 64"}},
        {"sparse_transformer { stride: 64 }", {}, {}},
-       {"sparse_transformer { stride: 64 pattern: strided dropout: 0.1 }",
-        {},
-        {rows + "attention dropout has no such kernel"}},
+       {"sparse_transformer { stride: 64 pattern: strided dropout: 0.1 }", {}, {}},
        {"sinkhorn { block: 64 }", {}, {}},
        {"sinkhorn { block: 64 causal_balance: cumulative }",
         {},
@@ -337,15 +338,15 @@ TEST(AttentionPaths, LayersWithOneAnswerShareALine) {
   const configs::Config config = parse_config(
       "task { language_model {} } data { corpus: 'none' sequence_length: 64 } device: cuda "
       "model { layers: 7 channels: 64 heads: 4 "
-      "attention { group { mechanism { dense { dropout: 0.1 } } } } "
+      "attention { group { mechanism { dense { normalizer: entmax dropout: 0.1 } } } } "
       "attention { group { heads: 3 mechanism { block_local { block: 8 } } } "
-      "            group { mechanism { dense { dropout: 0.1 } } } } "
+      "            group { mechanism { dense { normalizer: entmax dropout: 0.1 } } } } "
       "attention { group { mechanism { dense {} } } } } "
       "train { precision: bf16 global_batch: 4 micro_batch: 2 recompute: true }",
       "test", {});
   const std::string dropout =
-      "(dense): dense attention takes the reference path, because dense attention with dropout has "
-      "no GPU kernel";
+      "(dense): dense attention takes the reference path, because sparse normalizers with dropout "
+      "have no GPU kernel";
   EXPECT_THAT(slow_paths(config),
               ElementsAre("layers 0, 3, 6, heads 0 to 3 " + dropout,
                           "layers 1, 4, heads 0 to 2 (block_local): block attention is LibTorch's, "

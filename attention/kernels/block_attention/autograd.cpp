@@ -27,9 +27,10 @@ BlockResults attend(const BlockOperands& operands) {
   if (operands.q_BHNbD.is_cpu()) {
     attend_in_tiles(operands, results);
   } else if constexpr (kHasGpuKernels) {
-    const DistanceScores distances = distance_scores(operands, /*backward=*/false);
-    launch_block_attention(block_attention_params(operands, results, distances),
+    const DistanceTerms terms = forward_terms(operands);
+    launch_block_attention(block_attention_params(operands, results, terms),
                            current_stream(operands.q_BHNbD));
+    add_values(terms, results);
   }
   return results;
 }
@@ -44,11 +45,11 @@ BlockGradients gradients_of(const BlockOperands& operands, const BlockResults& r
   BlockGradients gradients = new_gradients(operands, at::kFloat);
   if constexpr (kHasGpuKernels) {
     const at::Tensor delta_BHNb = at::empty_like(results.softmax_2BHNb[0]);
-    const DistanceScores distances = distance_scores(operands, /*backward=*/true);
+    const DistanceTerms terms = backward_terms(operands, d_out);
     launch_block_attention_backward(
-        block_attention_params(operands, results, d_out, delta_BHNb, distances, gradients),
+        block_attention_params(operands, results, d_out, delta_BHNb, terms, gradients),
         current_stream(d_out));
-    add_term_gradients(operands, results, delta_BHNb, distances, gradients);
+    add_term_gradients(operands, results, d_out, delta_BHNb, terms, gradients);
   }
   return gradients;
 }
@@ -62,12 +63,18 @@ at::Tensor sum_to_bias(at::Tensor sums, const at::Tensor& bias) {
   return sums.to(bias.scalar_type());
 }
 
+// x [.., D] without the operands' padding.
+at::Tensor unpadded(const BlockOperands& operands, const at::Tensor& x) {
+  return operands.padding == 0 || !x.defined() ? x : x.narrow(-1, 0, x.size(-1) - operands.padding);
+}
+
 // Gradients of q, of all keys and values, of the defined biases and weights, and of the tables and
 // sinks that are defined.
 variable_list listed(const BlockOperands& operands, const BlockGradients& made) {
-  variable_list result{made.d_q_BHNbD};
+  variable_list result{unpadded(operands, made.d_q_BHNbD)};
   for (const KeyGradients& keys : made.keys) {
-    result.insert(result.end(), {keys.d_k_BHNbD, keys.d_v_BHNbD});
+    result.insert(result.end(),
+                  {unpadded(operands, keys.d_k_BHNbD), unpadded(operands, keys.d_v_BHNbD)});
   }
   for (std::size_t s = 0; s < made.keys.size(); ++s) {
     const KeyBlocks& keys = operands.keys[s];
@@ -78,22 +85,28 @@ variable_list listed(const BlockOperands& operands, const BlockGradients& made) 
       result.push_back(made.keys[s].d_weights_BHN.to(keys.weights_BHN.scalar_type()));
     }
   }
-  for (const at::Tensor* each :
-       {&made.d_relative_keys_HRD, &made.d_relative_values_HRD, &made.d_sink_H}) {
-    if (each->defined()) result.push_back(*each);
+  for (const at::Tensor* each : {&made.d_relative_keys_HRD, &made.d_relative_values_HRD}) {
+    if (each->defined()) result.push_back(unpadded(operands, *each));
   }
+  if (made.d_sink_H.defined()) result.push_back(made.d_sink_H);
   return result;
 }
 
 BlockOperands fitting_operands(const BlockAttention& in, NoiseColumns columns) {
   BlockOperands operands = operands_of(in, columns);
-  operands.q_BHNbD = with_fitting_rows(operands.q_BHNbD);
+  if (operands.q_BHNbD.is_cuda()) return with_gpu_rows(std::move(operands));
+  operands.q_BHNbD = with_contiguous_rows(operands.q_BHNbD);
   for (KeyBlocks& keys : operands.keys) {
     const bool tied = keys.v_BHNbD.is_same(keys.k_BHNbD);
-    keys.k_BHNbD = with_fitting_rows(keys.k_BHNbD);
-    keys.v_BHNbD = tied ? keys.k_BHNbD : with_fitting_rows(keys.v_BHNbD);
+    keys.k_BHNbD = with_contiguous_rows(keys.k_BHNbD);
+    keys.v_BHNbD = tied ? keys.k_BHNbD : with_contiguous_rows(keys.v_BHNbD);
   }
   return operands;
+}
+
+// The gradient of an output without padding, in the form of the operands.
+at::Tensor fitting_gradient(const BlockOperands& operands, const at::Tensor& d_out) {
+  return with_fitting_rows(operands.padding == 0 ? d_out : with_whole_columns(d_out));
 }
 
 struct FusedBlockAttention : torch::autograd::Function<FusedBlockAttention> {
@@ -105,13 +118,13 @@ struct FusedBlockAttention : torch::autograd::Function<FusedBlockAttention> {
     const BlockOperands operands = fitting_operands(in, columns);
     const BlockResults results = attend(operands);
     save(context, operands, results);
-    return results.out_BHNbD;
+    return unpadded(operands, results.out_BHNbD);
   }
 
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
     refuse_second_gradient();
     const auto [operands, results] = restore(context);
-    const at::Tensor d_out = with_fitting_rows(gradients[0]);
+    const at::Tensor d_out = fitting_gradient(operands, gradients[0]);
     variable_list result = listed(operands, gradients_of(operands, results, d_out));
     result.resize(result.size() + 2);  // none for `in` and `columns`
     return result;
@@ -146,6 +159,7 @@ struct FusedBlockAttention : torch::autograd::Function<FusedBlockAttention> {
     context->saved_data["columns"] =
         std::vector<std::int64_t>{operands.columns.first, operands.columns.all};
     context->saved_data["least"] = operands.relative.least;
+    context->saved_data["padding"] = operands.padding;
   }
 
   static std::pair<BlockOperands, BlockResults> restore(AutogradContext* context) {
@@ -179,6 +193,7 @@ struct FusedBlockAttention : torch::autograd::Function<FusedBlockAttention> {
                          .values_HRD = saved[6],
                          .least = context->saved_data["least"].toInt()};
     operands.sink_H = saved[7];
+    operands.padding = context->saved_data["padding"].toInt();
     return {operands, {saved[1], saved[2]}};
   }
 };
@@ -228,7 +243,10 @@ at::Tensor attend_fused(const BlockAttention& in) {
 }
 
 BlockResults fused_forward(const BlockAttention& in) {
-  return attend(fitting_operands(in, all_columns(in)));
+  const BlockOperands operands = fitting_operands(in, all_columns(in));
+  BlockResults results = attend(operands);
+  results.out_BHNbD = unpadded(operands, results.out_BHNbD);
+  return results;
 }
 
 std::vector<at::Tensor> fused_backward(const BlockAttention& in, const BlockResults& results,
@@ -236,8 +254,8 @@ std::vector<at::Tensor> fused_backward(const BlockAttention& in, const BlockResu
   const BlockOperands operands = fitting_operands(in, all_columns(in));
   return listed(
       operands,
-      gradients_of(operands, {with_fitting_rows(results.out_BHNbD), results.softmax_2BHNb},
-                   with_fitting_rows(d_out_BHNbD)));
+      gradients_of(operands, {fitting_gradient(operands, results.out_BHNbD), results.softmax_2BHNb},
+                   fitting_gradient(operands, d_out_BHNbD)));
 }
 
 }  // namespace birkhoff

@@ -66,7 +66,10 @@ PathChoice choose_path(const BlockAttention& in, Path limit) {
   if (limit == Path::kFused) {
     why = why_not_fused(
         in.q_BHNbD, [&] { return why_not_cpu_loop(in); }, [&] { return why_not_gpu_kernels(in); });
-    if (why.empty()) return {Path::kFused};
+    if (why.empty()) {
+      const bool on_gpu = kernel_device(in.q_BHNbD) == KernelDevice::kGpu;
+      return {Path::kFused, on_gpu ? why_padded(in.q_BHNbD.size(4)) : ""};
+    }
   }
   const bool plain = !in.relative.defined() && !in.sink_H.defined();
   // LibTorch's fused attention cannot use our noise and computes no gradient of a bias.

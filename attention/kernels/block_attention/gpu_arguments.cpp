@@ -3,10 +3,10 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cmath>
 #include <cstdint>
 #include <limits>
 
+#include "attention/kernels/common/dropout_arguments.h"
 #include "cluster/base/error.h"
 #include "cluster/base/text/plural.h"
 
@@ -26,22 +26,11 @@ float* floats_of(const at::Tensor& x) {
 }
 
 BlockDropoutParams gpu_dropout_of(const BlockOperands& operands) {
-  if (!operands.noise || operands.dropout == 0) return {};
-  const NoiseKey& noise = *operands.noise;
   const at::Tensor& q = operands.q_BHNbD;
-  require(noise.step.device() == q.device() && noise.sample_ids_B.device() == q.device() &&
-              noise.sample_ids_B.is_contiguous() && noise.sample_ids_B.size(0) == q.size(0),
-          "block attention: noise needs a step and one sample id per row, on the device of q");
-  return {.p = operands.dropout,
-          .scale = 1 / (1 - operands.dropout),
-          .seed = noise.seed,
-          .step = noise.step.const_data_ptr<std::int64_t>(),
-          .layer = noise.layer,
-          .purpose = static_cast<std::uint32_t>(NoisePurpose::kAttentionDropout),
-          .sample_ids = noise.sample_ids_B.const_data_ptr<std::int64_t>(),
-          .first_column = operands.columns.first +
-                          noise.first_head * q.size(2) * q.size(3) * operands.columns.all,
-          .columns = operands.columns.all};
+  const NoiseColumns& columns = operands.columns;
+  const std::int64_t first_head = operands.noise ? operands.noise->first_head : 0;
+  return {dropout_params(operands.dropout, operands.noise, q),
+          columns.first + first_head * q.size(2) * q.size(3) * columns.all, columns.all};
 }
 
 }  // namespace
@@ -52,7 +41,6 @@ std::string why_not_gpu_kernels(const BlockAttention& in) {
   const std::int64_t head_dim = q.size(4);
   const auto num_in_place = std::count_if(in.keys.begin(), in.keys.end(),
                                           [](const KeyBlocks& keys) { return keys.in_place; });
-  if (in.relative.values_HRD.defined()) return "relative positions have values";
   if (in.relative.defined() && in.one_softmax && num_in_place > 1) {
     return "relative positions apply to several sources of keys";
   }
@@ -60,9 +48,6 @@ std::string why_not_gpu_kernels(const BlockAttention& in) {
   if (std::string why = why_not_head_dim(head_dim, BlockAttentionParams::kMaxHeadDim);
       !why.empty()) {
     return why;
-  }
-  if (head_dim % 8 != 0) {
-    return fmt::format("a head has {} channels, which are no multiple of 8", head_dim);
   }
   if (q.size(3) < kMinBlock) {
     return fmt::format("a block has {}, fewer than {}", counted(q.size(3), "token"), kMinBlock);
@@ -102,7 +87,7 @@ BlockRowsParams block_rows(const at::Tensor& x_BHNbD) {
 
 BlockAttentionParams block_attention_params(const BlockOperands& operands,
                                             const BlockResults& results,
-                                            const DistanceScores& distances) {
+                                            const DistanceTerms& terms) {
   const at::Tensor& q = operands.q_BHNbD;
   const auto size = [&](std::int64_t dim) { return static_cast<int>(q.size(dim)); };
   BlockAttentionParams params{};
@@ -114,7 +99,7 @@ BlockAttentionParams block_attention_params(const BlockOperands& operands,
   params.blocks = size(2);
   params.block = size(3);
   params.head_dim = size(4);
-  params.scale = static_cast<float>(1 / std::sqrt(static_cast<double>(size(4))));
+  params.scale = static_cast<float>(operands.scale());
   params.q = block_rows(q);
   params.out = block_rows(results.out_BHNbD);
   params.max = floats_of(results.softmax_2BHNb[0]);
@@ -122,12 +107,7 @@ BlockAttentionParams block_attention_params(const BlockOperands& operands,
   if (operands.sink_H.defined()) {
     params.sinks = {.data = words_of(operands.sink_H), .stride = operands.sink_H.stride(0)};
   }
-  if (distances.defined()) {
-    params.distances = {.scores = floats_of(distances.scores_BHNbR),
-                        .d_s = nullptr,
-                        .rows = static_cast<int>(distances.scores_BHNbR.size(4)),
-                        .least = static_cast<int>(distances.least)};
-  }
+  params.distances = terms.params();
   params.dropout = gpu_dropout_of(operands);
   params.num_sources = static_cast<int>(operands.keys.size());
   for (std::size_t s = 0, m = 0; s < operands.keys.size(); ++s) {
@@ -155,17 +135,13 @@ BlockAttentionParams block_attention_params(const BlockOperands& operands,
   return params;
 }
 
-BlockAttentionParams block_attention_params(const BlockOperands& operands,
-                                            const BlockResults& results,
-                                            const at::Tensor& d_out_BHNbD,
-                                            const at::Tensor& delta_BHNb,
-                                            const DistanceScores& distances,
-                                            const BlockGradients& gradients) {
-  BlockAttentionParams params = block_attention_params(operands, results, distances);
+BlockAttentionParams block_attention_params(
+    const BlockOperands& operands, const BlockResults& results, const at::Tensor& d_out_BHNbD,
+    const at::Tensor& delta_BHNb, const DistanceTerms& terms, const BlockGradients& gradients) {
+  BlockAttentionParams params = block_attention_params(operands, results, terms);
   params.d_out = block_rows(d_out_BHNbD);
   params.d_q = block_rows(gradients.d_q_BHNbD);
   params.delta = floats_of(delta_BHNb);
-  if (distances.defined()) params.distances.d_s = floats_of(distances.d_s_BHNbR);
   for (std::size_t s = 0; s < gradients.keys.size(); ++s) {
     KeySourceParams& source = params.sources[s];
     source.d_k = block_rows(gradients.keys[s].d_k_BHNbD);

@@ -1,9 +1,13 @@
 // Gradients of gpu_forward.h, with p recomputed from m and z. Legend as there.
 //
-//   delta_i = sum_d d_out_id out_id,  d_p_ij = M_ij sum_d d_out_id v_jd,
+//   delta_i = sum_d d_out_id out_id,  d_p_ij = M_ij (sum_d d_out_id v_jd + u_ij),
 //   d_s_ij = p_ij (d_p_ij - delta_i),  d_bias_j = sum_i d_s_ij,
 //   d_q_id = scale sum_j d_s_ij k_jd,  d_k_jd = scale sum_i d_s_ij q_id,
 //   d_v_jd = sum_i p_ij M_ij d_out_id.
+//
+// u_ij is the term of j's distance (DistanceParams::of_values), if values have relative positions.
+//
+// kValues: whether values have relative positions; then no kernel owns keys and queries.
 //
 // BlockAttentionBackwardQueries: a thread block owns kTiles tiles of queries of one head and
 // computes their d_q and delta. If no other queries see its keys (BlockAttentionParams::owns_keys:
@@ -12,8 +16,8 @@
 // and d_s of all its queries in shared memory; a warp then owns 16 keys. With two tiles of queries,
 // the warps of the first compute d_k and those of the second d_v. Otherwise
 // BlockAttentionBackwardKeys computes the keys' gradients, with delta. With relative positions it
-// also adds up d_s for each row of the table; gpu_terms.h does the rest. kStages tiles of k and v
-// are in flight; one where there is only one.
+// also adds up d_s, and p_ij M_ij if values have them, for each row of the table; gpu_terms.h does
+// the rest. kStages tiles of k and v are in flight; one where there is only one.
 //
 // BlockAttentionBackwardKeys: a thread block owns a tile of keys of one key head and computes their
 // gradients from all tiles of queries that see them, query head by query head, with the keys as
@@ -30,7 +34,8 @@
 
 namespace birkhoff {
 
-template <typename Thread, int kHeadDim, int kTiles, bool kOwnsKeys, int kStages>
+template <typename Thread, int kHeadDim, int kTiles, bool kOwnsKeys, int kStages,
+          bool kValues = false>
 class BlockAttentionBackwardQueries : public BlockAttentionBody<Thread, kHeadDim, kTiles> {
   using Body = BlockAttentionBody<Thread, kHeadDim, kTiles>;
   using typename Body::Columns;
@@ -58,7 +63,10 @@ class BlockAttentionBackwardQueries : public BlockAttentionBody<Thread, kHeadDim
                                  kDelta = kInverseSum + kStatisticsBytes;
 
  public:
-  static constexpr int kThreadBlocks = kHeadDim > 64 ? 1 : kStages == 1 ? 4 : kTiles == 1 ? 3 : 2;
+  static constexpr int kThreadBlocks = kHeadDim > 64             ? 1
+                                       : kStages == 1            ? 4
+                                       : kTiles == 1 && !kValues ? 3
+                                                                 : 2;
   static constexpr int kSharedBytes = kDelta + Shape::kWarpsOfRow * kStatisticsBytes;
   static_assert(kSharedBytes <= Shape::kMaxBytes);
   using Body::Body;
@@ -107,9 +115,11 @@ class BlockAttentionBackwardQueries : public BlockAttentionBody<Thread, kHeadDim
           this->multiply_rows(p, q_tile(), k_tile(stage), first);
           this->template take_logits<false>(p, pair, kBias, first, visible);
           this->multiply_rows(d_s, d_out_tile(), v_tile(stage), first);
+          if constexpr (kValues) this->template add_value_terms<false>(d_s, pair, first, visible);
           take_gradient(p, d_s, kept >> first / 2);
           if (pair.distances != nullptr && first_column_ == 0) {
-            add_distances(d_s, pair, first, visible);
+            add_up(d_s, p_.distances.d_s, pair, first);
+            if constexpr (kValues) add_up(p, p_.distances.p, pair, first);
           }
           this->multiply_columns(d_q, d_s, k_tile(stage), first);
         }
@@ -251,37 +261,13 @@ class BlockAttentionBackwardQueries : public BlockAttentionBody<Thread, kHeadDim
     }
   }
 
-  // Adds d_s to DistanceParams::d_s. Only the first and the last row, to which distances are
-  // clipped, have more than one key of a query: four lanes add those up.
-  BIRKHOFF_DEVICE void add_distances(const Pairs& d_s, const TilePair& pair, int first_column,
-                                     std::uint32_t visible) const {
-    const int last = p_.distances.rows - 1;
-    float* const tile = p_.distances.d_s + (pair.distances - p_.distances.scores);
+  // Adds pairs to the sums of their distances.
+  BIRKHOFF_DEVICE void add_up(const Pairs& x, float* sums, const TilePair& pair,
+                              int first_column) const {
     BIRKHOFF_UNROLL
     for (int half = 0; half < 2; ++half) {
-      const int query = first_row_ + lane_ / 4 + 8 * half;
-      float* const sums = tile + query * p_.distances.rows;
-      float at_first = 0, at_last = 0;
-      BIRKHOFF_UNROLL
-      for (int i = 0; i < 2 * (kAtOnce / 8); ++i) {
-        const int number = i / 2 * 4 + 2 * half + i % 2;
-        if ((visible >> (first_column / 2 + number) & 1) == 0) continue;
-        const float d = d_s[i / 2][2 * half + i % 2];
-        const int key = first_column + place_in_c(lane_, number % 4).column + i / 2 * 8;
-        const int row = this->table_row(pair, query, key);
-        if (row == 0) {
-          at_first += d;
-        } else if (row == last) {
-          at_last += d;
-        } else {
-          sums[row] = d;
-        }
-      }
-      at_first = this->row_sum(at_first);
-      at_last = this->row_sum(at_last);
-      if (lane_ % 4 != 0 || query >= pair.num_queries) continue;
-      sums[0] += at_first;
-      sums[last] += at_last;
+      this->join_by_distance(x, half, this->numbers_of(pair, sums), 0, pair, first_column,
+                             [](float sum, float value) { return sum + value; });
     }
   }
 
@@ -344,11 +330,13 @@ class BlockAttentionBackwardQueries : public BlockAttentionBody<Thread, kHeadDim
   }
 };
 
-template <typename Thread, int kHeadDim>
+template <typename Thread, int kHeadDim, bool kValues>
 class BlockAttentionBackwardKeys : public BlockAttentionBody<Thread, kHeadDim, 1> {
   using Body = BlockAttentionBody<Thread, kHeadDim, 1>;
   using typename Body::Columns;
-  using Pairs = LanePairs<kAtOnce / 8>;
+  // Fewer at once for wide heads with more terms, which need the registers.
+  static constexpr int kQueriesAtOnce = kHeadDim > 64 && kValues ? kAtOnce / 2 : kAtOnce;
+  using Pairs = LanePairs<kQueriesAtOnce / 8>;
   using Shape = GpuTileShape<kHeadDim>;
   using Body::first_column_;
   using Body::first_row_;
@@ -410,18 +398,20 @@ class BlockAttentionBackwardKeys : public BlockAttentionBody<Thread, kHeadDim, 1
         const std::uint32_t q_tile = kQueries + stage * kStageBytes,
                             d_out_tile = q_tile + Shape::kRowsBytes;
         BIRKHOFF_UNROLL_BY(1)
-        for (int first = 0; first < pair.num_queries; first += kAtOnce) {
-          if (pair.diagonal && first + kAtOnce - 1 < first_row_) continue;  // hidden
+        for (int first = 0; first < pair.num_queries; first += kQueriesAtOnce) {
+          if (pair.diagonal && first + kQueriesAtOnce - 1 < first_row_) continue;  // hidden
           Pairs p = {}, d_s = {};
           this->multiply_rows(p, kK, q_tile, first);
           this->template take_logits<true>(p, pair, kBias, first, visible);
           this->multiply_rows(d_s, kV, d_out_tile, first);
+          if constexpr (kValues) this->template add_value_terms<true>(d_s, pair, first, visible);
           this->take_gradient(p, d_s, d_out_tile + Shape::kRowsBytes + 4 * first, 1, [&](int i) {
             return p_.dropout.p > 0 ? this->kept(kept >> first / 2, i) : 1;
           });
           if (source.bias.data != nullptr) {
             BIRKHOFF_UNROLL
-            for (int i = 0; i < 4 * (kAtOnce / 8); ++i) d_bias[i % 4 / 2] += d_s[i / 4][i % 4];
+            for (int i = 0; i < 4 * (kQueriesAtOnce / 8); ++i)
+              d_bias[i % 4 / 2] += d_s[i / 4][i % 4];
           }
           this->multiply_columns(d_v, p, d_out_tile, first);
           this->multiply_columns(d_k, d_s, q_tile, first);

@@ -8,7 +8,6 @@
 #include "attention/kernels/block_attention/gpu_params.h"
 #include "attention/kernels/tile_attention/gpu_body.h"
 #include "cluster/base/gpu/kernel_source.h"
-#include "cluster/base/random/philox_rounds.h"
 
 namespace birkhoff {
 
@@ -61,7 +60,7 @@ class BlockAttentionBody : protected TileBody<Thread, kHeadDim> {
 
   const BlockAttentionParams& p_;
   const int tile_;  // the one of the kTiles tiles that this thread works on
-  std::uint64_t noise_key_ = 0, sample_ = 0;
+  SampleNoise noise_;
 
   // ---- Work distribution: thread blocks are numbered by head, then tile, block, and batch.
 
@@ -154,13 +153,7 @@ class BlockAttentionBody : protected TileBody<Thread, kHeadDim> {
     return pair_of(place, first_query, keys.source(), keys.offset(), keys.first_key());
   }
 
-  BIRKHOFF_DEVICE void find_noise(int batch) {
-    const BlockDropoutParams& dropout = p_.dropout;
-    if (dropout.p == 0) return;
-    noise_key_ = mixed_noise_key(dropout.seed, static_cast<std::uint64_t>(*dropout.step),
-                                 dropout.layer, dropout.purpose);
-    sample_ = static_cast<std::uint64_t>(dropout.sample_ids[batch]);
-  }
+  BIRKHOFF_DEVICE void find_noise(int batch) { noise_ = SampleNoise(p_.dropout, batch); }
 
   // ---- Rows between global and shared memory, 16 bytes at a time.
 
@@ -256,15 +249,6 @@ class BlockAttentionBody : protected TileBody<Thread, kHeadDim> {
   // ---- Elements. The bits of all 64 columns are computed before the products, which need the
   // registers.
 
-  // The query and the key, in their tiles, of element i of a lane's pairs.
-  template <bool kKeysAreRows>
-  BIRKHOFF_DEVICE void place_of_pair(int i, int& query, int& key) const {
-    const Place place = place_in_c(lane_, i % 4);
-    const int row = first_row_ + place.row, column = i / 4 * 8 + place.column;
-    query = kKeysAreRows ? column : row;
-    key = kKeysAreRows ? row : column;
-  }
-
   // Bit i: is the key of element i visible to its query? Elements with the same i % 4 share a row
   // and advance by 8 columns, so the visible ones follow from the first and last visible column;
   // only a mask is read element by element.
@@ -293,7 +277,7 @@ class BlockAttentionBody : protected TileBody<Thread, kHeadDim> {
     BIRKHOFF_UNROLL_BY(1)
     for (int i = 0; i < 32; ++i) {
       int query, key;
-      place_of_pair<kKeysAreRows>(i, query, key);
+      this->template place_of_pair<kKeysAreRows>(i, query, key);
       if ((bits >> i & 1) != 0 &&
           !pair.mask[query * pair.mask_query_stride + key * pair.mask_key_stride]) {
         bits &= ~(1u << i);
@@ -310,35 +294,55 @@ class BlockAttentionBody : protected TileBody<Thread, kHeadDim> {
   // Bit i: does dropout keep the probability of element i?
   template <bool kKeysAreRows>
   BIRKHOFF_DEVICE std::uint32_t kept_pairs(const TilePair& pair) const {
-    if (p_.dropout.p == 0) return kAllPairs;
-    std::uint32_t bits = 0;
-    PhiloxBlock block{};
-    BIRKHOFF_UNROLL_BY(1)
-    for (int i = 0; i < 32; ++i) {
-      int query, key;
-      place_of_pair<kKeysAreRows>(i, query, key);
-      const auto element =
-          static_cast<std::uint64_t>(pair.element + query * p_.dropout.columns + key);
-      // Elements come in pairs of columns; two neighboring keys of a query mostly share four words.
-      if (kKeysAreRows || i % 2 == 0 || element % 4 == 0) {
-        block = philox_block(noise_key_, sample_, element / 4);
-      }
-      const std::uint32_t low = element % 2 != 0 ? block.words[1] : block.words[0];
-      const std::uint32_t high = element % 2 != 0 ? block.words[3] : block.words[2];
-      const float u = uniform_of(element % 4 < 2 ? low : high);
-      bits |= static_cast<std::uint32_t>(u > p_.dropout.p) << i;
-    }
-    return bits;
+    return Tile::template kept_pairs<kKeysAreRows>(p_.dropout, noise_, [&](int query, int key) {
+      return pair.element + query * p_.dropout.columns + key;
+    });
   }
   // The factor of the probability of element i.
   BIRKHOFF_DEVICE float kept(std::uint32_t bits, int i) const {
     return (bits >> i & 1) != 0 ? p_.dropout.scale : 0.0f;
   }
 
-  // The row of the table for a pair.
-  BIRKHOFF_DEVICE int table_row(const TilePair& pair, int query, int key) const {
-    const int row = pair.first_row + key - query, last = p_.distances.rows - 1;
-    return row < 0 ? 0 : row > last ? last : row;
+  // Query 0's numbers in another tensor like DistanceParams::scores.
+  template <typename Number>
+  BIRKHOFF_DEVICE Number* numbers_of(const TilePair& pair, Number* of_queries) const {
+    return of_queries + (pair.distances - p_.distances.scores);
+  }
+  // Adds the number of each visible pair's distance; `numbers` are query 0's. The pairs start at
+  // `first_column`.
+  template <bool kKeysAreRows, int kGroups>
+  BIRKHOFF_DEVICE void add_numbers(LanePairs<kGroups>& s, const float* numbers,
+                                   const TilePair& pair, int first_column,
+                                   std::uint32_t visible) const {
+    BIRKHOFF_UNROLL
+    for (int i = 0; i < 4 * kGroups; ++i) {
+      if ((visible >> (first_column / 2 + i) & 1) == 0) continue;
+      int query, key;
+      this->template place_of_pair<kKeysAreRows>(first_column / 2 + i, query, key);
+      s[i / 4][i % 4] +=
+          numbers[query * p_.distances.rows + p_.distances.clipped(pair.first_row + key - query)];
+    }
+  }
+  // Backward, where values have relative positions: adds d_out . b_r to products d_out . v.
+  template <bool kKeysAreRows, int kGroups>
+  BIRKHOFF_DEVICE void add_value_terms(LanePairs<kGroups>& d_p, const TilePair& pair,
+                                       int first_column, std::uint32_t visible) const {
+    if (pair.distances == nullptr) return;
+    add_numbers<kKeysAreRows>(d_p, numbers_of(pair, p_.distances.of_values), pair, first_column,
+                              visible);
+  }
+  // Joins the pairs of the lane's queries, of `half`, to `numbers`, which are query 0's.
+  template <int kGroups, typename Join>
+  BIRKHOFF_DEVICE void join_by_distance(const LanePairs<kGroups>& x, int half, float* numbers,
+                                        float none, const TilePair& pair, int first_column,
+                                        Join join) const {
+    const int query = first_row_ + lane_ / 4 + 8 * half;
+    Tile::join_by_distance(
+        x, half, numbers + query * p_.distances.rows, p_.distances.rows, none,
+        [&](int column) {
+          return p_.distances.clipped(pair.first_row + first_column + column - query);
+        },
+        join);
   }
 
   // Turns products q . k into logits times log2(e), so that 2^x applies to them; masked logits
@@ -347,13 +351,7 @@ class BlockAttentionBody : protected TileBody<Thread, kHeadDim> {
   BIRKHOFF_DEVICE void take_logits(LanePairs<kGroups>& s, const TilePair& pair, std::uint32_t bias,
                                    int first_column, std::uint32_t visible) const {
     if (pair.distances != nullptr) {
-      BIRKHOFF_UNROLL
-      for (int i = 0; i < 4 * kGroups; ++i) {
-        if ((visible >> (first_column / 2 + i) & 1) == 0) continue;
-        int query, key;
-        place_of_pair<kKeysAreRows>(first_column / 2 + i, query, key);
-        s[i / 4][i % 4] += pair.distances[query * p_.distances.rows + table_row(pair, query, key)];
-      }
+      add_numbers<kKeysAreRows>(s, pair.distances, pair, first_column, visible);
     }
     const float factor = p_.scale * kLog2E;
     BIRKHOFF_UNROLL
@@ -362,7 +360,7 @@ class BlockAttentionBody : protected TileBody<Thread, kHeadDim> {
       BIRKHOFF_UNROLL
       for (int i = 0; i < 4 * kGroups; ++i) {
         int query, key;
-        place_of_pair<kKeysAreRows>(first_column / 2 + i, query, key);
+        this->template place_of_pair<kKeysAreRows>(first_column / 2 + i, query, key);
         s[i / 4][i % 4] += thread_.template load_shared<float>(bias + 4 * key);
       }
     }

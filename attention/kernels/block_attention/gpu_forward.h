@@ -7,7 +7,9 @@
 // over the keys j that i sees; M_ij is 1, or under dropout 0 or 1 / (1 - p). t_ij is the term of
 // j's distance (DistanceParams), if there are relative positions. A sink is one more logit in m and
 // z. A query that sees no key has out = 0 and m = z = 0. m is stored times log2(e), and separately
-// from z: a single log-sum-exp would lose the digits of large logits to rounding.
+// from z: a single log-sum-exp would lose the digits of large logits to rounding. If values have
+// relative positions, the sums of p_ij M_ij over the keys of each distance are stored, too; their
+// product with the table is then added to out (gpu_terms.h).
 //
 // A thread block owns a tile of queries of one head; with grouped queries, several heads read the
 // same keys. A warp owns 16 of these queries and, for D > 128, half of the columns of `out` (both
@@ -21,7 +23,8 @@
 
 namespace birkhoff {
 
-template <typename Thread, int kHeadDim>
+// kValues: whether values have relative positions.
+template <typename Thread, int kHeadDim, bool kValues>
 class BlockAttentionForward : public BlockAttentionBody<Thread, kHeadDim, 1> {
   using Body = BlockAttentionBody<Thread, kHeadDim, 1>;
   using typename Body::Columns;
@@ -37,7 +40,7 @@ class BlockAttentionForward : public BlockAttentionBody<Thread, kHeadDim, 1> {
                                  kBias = (1 + 2 * Shape::kForwardStages) * Shape::kRowsBytes;
 
  public:
-  static constexpr int kThreadBlocks = kHeadDim == 64 ? 4 : 1;
+  static constexpr int kThreadBlocks = kHeadDim > 64 ? 1 : kValues ? 2 : 4;
   static constexpr int kSharedBytes = kBias + Shape::kNumbersBytes;
   static_assert(kSharedBytes <= Shape::kMaxBytes);
 
@@ -85,6 +88,9 @@ class BlockAttentionForward : public BlockAttentionBody<Thread, kHeadDim, 1> {
           BIRKHOFF_UNROLL
           for (int i = 0; i < 32; ++i) s[i / 4][i % 4] *= this->kept(kept, i);
         }
+        if (kValues && pair.distances != nullptr && first_column_ == 0) {
+          join_probabilities(s, maximum, pair);
+        }
         this->multiply_columns(out, s, v_tile(stage), 0);
       }
       thread_.sync();  // the tiles have been read
@@ -105,6 +111,17 @@ class BlockAttentionForward : public BlockAttentionBody<Thread, kHeadDim, 1> {
   BIRKHOFF_DEVICE void load_keys(const KeyTiles<KeySourceParams>& keys, const BlockPlace& place,
                                  int stage) const {
     this->load_key_rows(k_tile(stage), v_tile(stage), keys, place);
+  }
+
+  BIRKHOFF_DEVICE void join_probabilities(const Pairs& s, const float (&maximum)[2],
+                                          const TilePair& pair) const {
+    BIRKHOFF_UNROLL
+    for (int half = 0; half < 2; ++half) {
+      this->join_by_distance(s, half, this->numbers_of(pair, p_.distances.p), -kInfinity, pair, 0,
+                             [&](float number, float value) {
+                               return this->logarithm_of(number, value, maximum[half]);
+                             });
+    }
   }
 
   BIRKHOFF_DEVICE void finish(Columns& out, const float (&maximum)[2], const float (&sum)[2],
@@ -130,6 +147,12 @@ class BlockAttentionForward : public BlockAttentionBody<Thread, kHeadDim, 1> {
         p_.max[number] = largest == -kInfinity ? 0 : largest;
         p_.inverse_sum[number] = inverse;
       }
+      if (!kValues || first_column_ != 0) continue;
+      thread_.sync_warp();  // the other lanes of the row have joined theirs
+      if (row >= this->rows_from(first_query)) continue;
+      const std::int64_t number = this->query_number(place, first_query) + row;
+      this->take_probabilities(p_.distances.p + number * p_.distances.rows, p_.distances.rows,
+                               largest, inverse);
     }
     this->store_rows(out, 1, 0, p_.out, place, first_query);  // where q was
   }

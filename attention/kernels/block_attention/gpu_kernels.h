@@ -2,10 +2,21 @@
 #pragma once
 
 #include "attention/kernels/block_attention/gpu_backward.h"
+#include "attention/kernels/block_attention/gpu_forward.h"
 
 namespace birkhoff {
 
-// Calls run.operator()<Kernel>() for each kernel of a backward pass with head dims up to kHeadDim.
+// Calls run.operator()<Kernel>() for the kernel of a forward pass with head dims up to kHeadDim.
+template <typename Thread, int kHeadDim, typename Run>
+void with_forward_kernel(const BlockAttentionParams& p, const Run& run) {
+  if (p.has_values()) {
+    run.template operator()<BlockAttentionForward<Thread, kHeadDim, true>>();
+  } else {
+    run.template operator()<BlockAttentionForward<Thread, kHeadDim, false>>();
+  }
+}
+
+// The same for each kernel of a backward pass.
 template <typename Thread, int kHeadDim, typename Run>
 void for_each_backward_kernel(const BlockAttentionParams& p, const Run& run) {
   constexpr int kStages = GpuTileShape<kHeadDim>::kBackwardStages;
@@ -26,8 +37,16 @@ void for_each_backward_kernel(const BlockAttentionParams& p, const Run& run) {
           .template operator()<BlockAttentionBackwardQueries<Thread, kHeadDim, 2, true, kStages>>();
     }
   }
-  run.template operator()<BlockAttentionBackwardQueries<Thread, kHeadDim, 1, false, kStages>>();
-  run.template operator()<BlockAttentionBackwardKeys<Thread, kHeadDim>>();
+  const auto run_both = [&]<bool kValues>() {
+    run.template
+    operator()<BlockAttentionBackwardQueries<Thread, kHeadDim, 1, false, kStages, kValues>>();
+    run.template operator()<BlockAttentionBackwardKeys<Thread, kHeadDim, kValues>>();
+  };
+  if (p.has_values()) {
+    run_both.template operator()<true>();
+  } else {
+    run_both.template operator()<false>();
+  }
 }
 
 }  // namespace birkhoff

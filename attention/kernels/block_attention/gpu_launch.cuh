@@ -3,7 +3,6 @@
 // compute, own and keep in shared memory.
 #pragma once
 
-#include "attention/kernels/block_attention/gpu_forward.h"
 #include "attention/kernels/block_attention/gpu_kernels.h"
 #include "attention/kernels/tile_attention/gpu_launch.cuh"
 
@@ -12,7 +11,8 @@ namespace birkhoff {
 template <int kHeadDim>
 void launch_forward_of(const BlockAttentionParams& params, cudaStream_t stream) {
   with_16_bit_type(params.dtype, [&]<typename T>() {
-    launch_body<BlockAttentionForward<GpuThread<T>, kHeadDim>>(params, stream);
+    with_forward_kernel<GpuThread<T>, kHeadDim>(
+        params, [&]<typename Body>() { launch_body<Body>(params, stream); });
   });
 }
 template <int kHeadDim>

@@ -4,6 +4,8 @@
 #include <cstdint>
 
 #include "attention/kernels/block_attention/gpu_tiles.h"
+#include "attention/kernels/common/gpu_dropout.h"
+#include "attention/kernels/relative_positions/gpu_params.h"
 #include "cluster/base/gpu/kernel_types.h"
 
 struct CUstream_st;
@@ -49,24 +51,9 @@ struct SinkParams {
   std::int64_t stride;
 };
 
-// Relative positions of keys: q . a_r, added to q . k, for each query and each row r of a table,
-// [batch, heads, blocks, block, rows]. A key at the distance d from the query has the row d -
-// least, clipped to the table. Null: none.
-struct DistanceParams {
-  const float* scores;
-  float* d_s;  // backward: the sum of d_s (gpu_backward.h) of each row; zeros before; as `scores`
-  int rows, least;
-};
-
-// The noise of philox_dropout() on probabilities [batch, heads, blocks, block, columns]. This call
-// uses the columns from first_column on, which is beyond `columns` if other ranks have heads before
-// these.
-struct BlockDropoutParams {
-  float p, scale;  // scale = 1 / (1 - p); p = 0: none
-  std::uint64_t seed;
-  const std::int64_t* step;  // device memory
-  std::uint32_t layer, purpose;
-  const std::int64_t* sample_ids;  // [batch], device memory
+// Dropout on probabilities [batch, heads, blocks, block, columns]. This call uses the columns from
+// first_column on, which is beyond `columns` if other ranks have heads before these.
+struct BlockDropoutParams : DropoutParams {
   std::int64_t first_column, columns;
 };
 
@@ -85,7 +72,7 @@ struct BlockAttentionParams {
   KeySourceParams sources[kMaxSources];
   BlockMaskParams masks[kMaxMasks];
   SinkParams sinks;
-  DistanceParams distances;
+  DistanceParams distances;  // [batch, heads, blocks, block, rows]
   BlockDropoutParams dropout;
 
   // Backward only.
@@ -93,10 +80,11 @@ struct BlockAttentionParams {
   float* delta;  // [batch, heads, blocks, block]
 
   BIRKHOFF_HOST_DEVICE int key_heads() const { return heads / group; }
+  bool has_values() const { return distances.p != nullptr; }  // relative positions of values
   // Whether a thread block that owns `rows` queries of a block owns all queries that see its keys.
   // It then computes the keys' gradients together with the queries'.
   bool owns_keys(int rows) const {
-    bool owns = group == 1 && block <= rows;
+    bool owns = group == 1 && block <= rows && !has_values();
     for (int s = 0; s < num_sources; ++s) {
       owns = owns && sources[s].window.first_offset == 0 && sources[s].window.last_offset == 0;
     }

@@ -4,6 +4,8 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
 
+#include "attention/kernels/common/fitting_rows.h"
+
 namespace birkhoff {
 namespace {
 
@@ -25,6 +27,24 @@ BlockOperands operands_of(const BlockAttention& in, NoiseColumns columns) {
       if (mask.defined()) mask = mask.expand({sizes[0], sizes[1], sizes[2], sizes[3], sizes[3]});
     }
   }
+  return operands;
+}
+
+BlockOperands with_gpu_rows(BlockOperands operands) {
+  const auto fit = [](at::Tensor& x) { x = with_aligned_rows(with_whole_columns(x)); };
+  const std::int64_t D = operands.q_BHNbD.size(4);
+  fit(operands.q_BHNbD);
+  operands.padding = operands.q_BHNbD.size(4) - D;
+  for (KeyBlocks& keys : operands.keys) {
+    const bool tied = keys.v_BHNbD.is_same(keys.k_BHNbD);
+    fit(keys.k_BHNbD);
+    if (tied) {
+      keys.v_BHNbD = keys.k_BHNbD;
+    } else {
+      fit(keys.v_BHNbD);
+    }
+  }
+  operands.relative = operands.relative.with_whole_columns();
   return operands;
 }
 

@@ -4,6 +4,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <cmath>
 #include <cstdint>
 #include <optional>
 #include <vector>
@@ -26,6 +27,9 @@ struct BlockOperands {
   NoiseColumns columns;
   RelativePositions relative{};
   at::Tensor sink_H{};
+  std::int64_t padding = 0;  // the last columns of all rows are zeros that do not count for D
+
+  double scale() const { return 1 / std::sqrt(static_cast<double>(q_BHNbD.size(4) - padding)); }
 };
 
 struct BlockResults {
@@ -51,6 +55,9 @@ struct BlockGradients {
 
 // Expands masks and takes the rest from `in`; without dropout there is no noise.
 BlockOperands operands_of(const BlockAttention& in, NoiseColumns columns);
+
+// The same operands with rows that the GPU's kernels read: aligned, of a multiple of 8 columns.
+BlockOperands with_gpu_rows(BlockOperands operands);
 
 // The number of these keys that each block of queries sees.
 std::int64_t num_columns(const KeyBlocks& keys);

@@ -135,11 +135,11 @@ GatheredRows causal_buckets(const ClusterProblem& problem, const ClusteredRows& 
 
 GatheredRows nearest_lists(const ClusteredRows& q, const ClusteredRows& k, bool causal) {
   const std::int64_t L = q.cluster_BHL.size(2);
-  const RowLists queries = make_row_lists(q.nearest_BHP, q.nearest_ends_BHG, L);
+  const RowLists queries = make_row_lists(q.nearest_BHP, q.nearest_ends_BHG, L, /*distinct=*/true);
   DistanceBand band;
   if (causal) band.least = 0;
   if (!are_shared(q, k)) {
-    return {queries, make_row_lists(k.nearest_BHP, k.nearest_ends_BHG, L), band};
+    return {queries, make_row_lists(k.nearest_BHP, k.nearest_ends_BHG, L, /*distinct=*/true), band};
   }
   if (causal) {
     // A row that would see no other key sees its own, at distance 1.

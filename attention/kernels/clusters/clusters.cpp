@@ -149,14 +149,19 @@ struct FusedClusterRows : torch::autograd::Function<FusedClusterRows> {
 }  // namespace
 
 Documents::Documents(const at::Tensor& segments_BL, const at::Tensor& lengths_B,
-                     const at::Tensor& x_BHLD)
+                     const at::Tensor& x_BHLD, std::int64_t num_documents)
     : has_padding(lengths_B.defined()) {
   const at::TensorOptions options = x_BHLD.options().dtype(at::kInt).requires_grad(false);
   const std::int64_t L = x_BHLD.size(2);
   number_BL = at::zeros({1, L}, options);
   if (segments_BL.defined()) {
     number_BL = document_numbers(segments_BL);
-    if (!number_BL.is_meta()) count = number_BL.max().item<std::int32_t>() + 1;
+    // The exact number makes the shortest lists, and costs nothing on the CPU.
+    if (num_documents > 0 && !number_BL.is_cpu()) {
+      count = num_documents;
+    } else if (!number_BL.is_meta()) {
+      count = number_BL.max().item<std::int32_t>() + 1;
+    }
   }
   if (lengths_B.defined()) {
     const at::Tensor padding_BL = at::arange(L, lengths_B.options()) >= lengths_B.unsqueeze(1);

@@ -21,13 +21,15 @@ struct Documents {
   // int32: the index of the row's document, from 0, never decreasing along a sample; -1: padding,
   // which comes last. B may be 1.
   at::Tensor number_BL;
-  std::int64_t count = 1;  // N, the maximum over samples
+  std::int64_t count = 1;  // N, at least the maximum over samples
   bool has_padding = false;
 
   // segments_BL: ids that never decrease along a sample (AttentionInput); undefined: one document.
-  // Rows at lengths_B and after are padding; undefined: none. Waits for the device if segments are
-  // defined (on the meta device, which has no values, count is 1).
-  Documents(const at::Tensor& segments_BL, const at::Tensor& lengths_B, const at::Tensor& x_BHLD);
+  // Rows at lengths_B and after are padding; undefined: none. num_documents: at least as many as
+  // any sample has. With 0 they are counted, which waits for the device if segments are defined (on
+  // the meta device, which has no values, count is 1).
+  Documents(const at::Tensor& segments_BL, const at::Tensor& lengths_B, const at::Tensor& x_BHLD,
+            std::int64_t num_documents);
 };
 
 struct ClusterProblem {

@@ -3,8 +3,11 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <ATen/ops/constant_pad_nd.h>
+#include <fmt/format.h>
 
 #include <cstdint>
+#include <string>
 
 #include "attention/kernels/common/gpu_rows.h"
 #include "cluster/base/error.h"
@@ -29,6 +32,18 @@ inline bool has_aligned_rows(const at::Tensor& x) {
 // x itself, or a copy with aligned rows.
 inline at::Tensor with_aligned_rows(const at::Tensor& x) {
   return has_aligned_rows(x) ? x : x.clone(at::MemoryFormat::Contiguous);
+}
+
+// x itself, or a copy whose rows have a multiple of 8 columns, of which the last are zeros.
+inline at::Tensor with_whole_columns(const at::Tensor& x) {
+  const std::int64_t missing = (8 - x.size(-1) % 8) % 8;
+  return missing == 0 ? x : at::constant_pad_nd(x, {0, missing});
+}
+// Why that is a copy; empty if it is not.
+inline std::string why_padded(std::int64_t head_dim) {
+  if (head_dim % 8 == 0) return "";
+  return fmt::format("a head has {} channels: rows are copied, padded to a multiple of 8",
+                     head_dim);
 }
 
 // x itself, or a copy that the tile kernels of its device can read.

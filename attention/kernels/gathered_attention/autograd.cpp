@@ -20,7 +20,9 @@ GatheredResults attend(const GatheredAttention& in) {
   if (in.q_BHLD.is_cpu()) return attend_in_segments(in);
   const GatheredForward forward = gathered_forward(in);
   if constexpr (kHasGpuKernels) {
-    launch_gathered_attention(forward.params, current_stream(in.q_BHLD));
+    launch_gathered_slots(forward.params, current_stream(in.q_BHLD));
+    add_values(forward);
+    launch_gathered_merge(forward.params, current_stream(in.q_BHLD));
   }
   return forward.results;
 }
@@ -32,7 +34,19 @@ GatheredGradients gradients_of(const GatheredAttention& in, const GatheredResult
   if constexpr (kHasGpuKernels) {
     launch_gathered_attention_backward(backward.params, current_stream(d_out));
   }
-  return finished_gradients(in, backward);
+  return finished_gradients(
+      in, backward, d_out, [&](const at::Tensor& numbers_BHPR, const at::Tensor& sums_BHLR) {
+        if constexpr (kHasGpuKernels) {
+          launch_sums_of_slots(backward.params, numbers_BHPR.const_data_ptr<float>(),
+                               static_cast<int>(numbers_BHPR.size(3)), rows_params(sums_BHLR),
+                               current_stream(d_out));
+        }
+      });
+}
+
+// x [.., D] without the rows' padding.
+at::Tensor unpadded(const GatheredAttention& in, const at::Tensor& x) {
+  return in.padding == 0 || !x.defined() ? x : x.narrow(-1, 0, x.size(-1) - in.padding);
 }
 
 struct FusedGatheredAttention : torch::autograd::Function<FusedGatheredAttention> {
@@ -41,30 +55,37 @@ struct FusedGatheredAttention : torch::autograd::Function<FusedGatheredAttention
   static variable_list forward(AutogradContext* context, const at::Tensor& /*q_BHLD*/,
                                const at::Tensor& /*k_BHSD*/, const at::Tensor& /*v_BHSD*/,
                                at::TensorList /*others*/, GatheredAttention in) {
-    in.q_BHLD = with_contiguous_rows(in.q_BHLD);
-    in.k_BHSD = with_contiguous_rows(in.k_BHSD);
-    in.v_BHSD = with_contiguous_rows(in.v_BHSD);
+    if (in.q_BHLD.is_cuda()) {
+      in = with_gpu_rows(std::move(in));
+    } else {
+      in.q_BHLD = with_contiguous_rows(in.q_BHLD);
+      in.k_BHSD = with_contiguous_rows(in.k_BHSD);
+      in.v_BHSD = with_contiguous_rows(in.v_BHSD);
+    }
     const GatheredResults results = attend(in);
     context->set_materialize_grads(false);
     variable_list constants{results.part.max_BHL};
     if (in.merge == SlotMerge::kMean) constants.push_back(results.part.sum_BHL);
     context->mark_non_differentiable(constants);
     save(context, in, results);
-    return {results.part.out_BHLD, results.part.max_BHL, results.part.sum_BHL};
+    return {unpadded(in, results.part.out_BHLD), results.part.max_BHL, results.part.sum_BHL};
   }
 
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
     refuse_second_gradient();
     const auto [in, results] = restore(context);
+    const at::Tensor given =
+        gradients[0].defined() ? gradients[0] : at::zeros_like(unpadded(in, in.q_BHLD));
     const at::Tensor d_out =
-        gradients[0].defined() ? with_contiguous_rows(gradients[0]) : at::zeros_like(in.q_BHLD);
+        given.is_cuda() ? gradient_with_gpu_rows(in, given) : with_contiguous_rows(given);
     const at::Tensor d_sum = gradients[2].defined() ? gradients[2].contiguous() : at::Tensor();
     const GatheredGradients made = gradients_of(in, results, d_out, d_sum);
-    variable_list result{made.d_q_BHLD, made.d_k_BHSD, made.d_v_BHSD};
-    for (const at::Tensor* each :
-         {&made.d_relative_keys_HRD, &made.d_relative_values_HRD, &made.d_sink_H}) {
-      if (each->defined()) result.push_back(*each);
+    variable_list result;
+    for (const at::Tensor* each : {&made.d_q_BHLD, &made.d_k_BHSD, &made.d_v_BHSD,
+                                   &made.d_relative_keys_HRD, &made.d_relative_values_HRD}) {
+      if (each->defined()) result.push_back(unpadded(in, *each));
     }
+    if (made.d_sink_H.defined()) result.push_back(made.d_sink_H);
     result.emplace_back();  // none for `in`
     return result;
   }
@@ -103,10 +124,11 @@ struct FusedGatheredAttention : torch::autograd::Function<FusedGatheredAttention
                                 noise.sample_ids_B});
     context->saved_data["band"] =
         std::vector<std::int64_t>{static_cast<std::int64_t>(band.of), band.least, band.most};
-    context->saved_data["lists"] =
-        std::vector<std::int64_t>{queries.once, queries.whole, keys.once, keys.whole};
+    context->saved_data["lists"] = std::vector<std::int64_t>{
+        queries.once, queries.whole, queries.distinct, keys.once, keys.whole, keys.distinct};
     context->saved_data["merge"] = static_cast<std::int64_t>(in.merge);
     context->saved_data["least"] = in.relative.least;
+    context->saved_data["padding"] = in.padding;
     context->saved_data["dropout"] = static_cast<double>(in.dropout);
     context->saved_data["noise"] = noise.integers();
   }
@@ -116,12 +138,12 @@ struct FusedGatheredAttention : torch::autograd::Function<FusedGatheredAttention
     const std::vector<std::int64_t> band = context->saved_data["band"].toIntVector();
     const std::vector<std::int64_t> facts = context->saved_data["lists"].toIntVector();
     const auto lists = [&](std::size_t first, const at::Tensor& x, std::size_t fact) {
-      return RowLists{saved[first], saved[first + 1], saved[first + 2],    saved[first + 3],
-                      x.size(2),    facts[fact] != 0, facts[fact + 1] != 0};
+      return RowLists{saved[first], saved[first + 1], saved[first + 2],     saved[first + 3],
+                      x.size(2),    facts[fact] != 0, facts[fact + 1] != 0, facts[fact + 2] != 0};
     };
     GatheredAttention in{.q_BHLD = saved[0], .k_BHSD = saved[1], .v_BHSD = saved[2], .rows = {}};
     in.rows.queries = lists(7, in.q_BHLD, 0);
-    in.rows.keys = lists(11, in.k_BHSD, 2);
+    in.rows.keys = lists(11, in.k_BHSD, 3);
     in.rows.band = {.of = static_cast<DistanceBand::Of>(band[0]),
                     .least = band[1],
                     .most = band[2],
@@ -133,6 +155,7 @@ struct FusedGatheredAttention : torch::autograd::Function<FusedGatheredAttention
                    .values_HRD = saved[20],
                    .least = context->saved_data["least"].toInt()};
     in.sink_H = saved[21];
+    in.padding = context->saved_data["padding"].toInt();
     if (saved[22].defined()) {
       in.dropout = static_cast<float>(context->saved_data["dropout"].toDouble());
       in.noise =

@@ -303,7 +303,7 @@ struct Call {
 
   TileShape shape() const {
     return {.head_dim = static_cast<int>(D),
-            .scale = 1 / std::sqrt(static_cast<double>(D)),
+            .scale = in.scale(),
             .dropout = dropout ? &*dropout : nullptr,
             .num_distances = tables.num_distances()};
   }

@@ -7,6 +7,7 @@
 #include <string>
 #include <utility>
 
+#include "attention/kernels/common/fitting_rows.h"
 #include "attention/kernels/counting_sort/counting_sort.h"
 #include "attention/kernels/gathered_attention/gpu_arguments.h"
 #include "attention/kernels/gathered_attention/paths.h"
@@ -134,6 +135,28 @@ RowLists new_lists(const at::Tensor& rows_BHP, const at::Tensor& ends_BHG, std::
   return lists;
 }
 
+// For lists on the CPU.
+void check_distinct(const RowLists& lists) {
+  const std::int64_t P = lists.rows_BHP.size(2), G = lists.ends_BHG.size(2), R = lists.num_rows + 1;
+  const auto* ends = lists.ends_BHG.const_data_ptr<std::int32_t>();
+  const auto* order = lists.order_BHP.const_data_ptr<std::int32_t>();
+  const auto* starts = lists.starts_BHR.const_data_ptr<std::int32_t>();
+  for (std::int64_t head = 0; head < lists.rows_BHP.size(0) * lists.rows_BHP.size(1); ++head) {
+    const auto segment_of = [&](std::int32_t slot) {
+      return std::upper_bound(ends + head * G, ends + (head + 1) * G, slot);
+    };
+    for (std::int64_t row = 0; row < lists.num_rows; ++row) {
+      for (std::int32_t n = starts[head * R + row] + 1; n < starts[head * R + row + 1]; ++n) {
+        if (segment_of(order[head * P + n - 1]) != segment_of(order[head * P + n])) continue;
+        fail(ExitCode::kInternal,
+             "gathered attention: row {} is twice in a segment of list {}, whose rows must be "
+             "distinct",
+             row, head);
+      }
+    }
+  }
+}
+
 // int32 [B, H]: how many slots are in segments.
 at::Tensor used_slots(const RowLists& lists) {
   const at::Tensor& ends_BHG = lists.ends_BHG;
@@ -145,11 +168,13 @@ at::Tensor used_slots(const RowLists& lists) {
 }  // namespace
 
 RowLists make_row_lists(const at::Tensor& rows_BHP, const at::Tensor& ends_BHG,
-                        std::int64_t num_rows) {
+                        std::int64_t num_rows, bool distinct) {
   RowLists lists = new_lists(rows_BHP, ends_BHG, num_rows);
   const SortedIndices inverse = counting_sort(lists.rows_BHP, num_rows, used_slots(lists));
   lists.order_BHP = inverse.order_BHP;
   lists.starts_BHR = inverse.starts_BHR;
+  lists.distinct = distinct;
+  if (distinct && rows_BHP.is_cpu()) check_distinct(lists);
   return lists;
 }
 
@@ -169,7 +194,7 @@ RowLists make_permuted_lists(const at::Tensor& rows_BHP, const at::Tensor& ends_
                 at::equal(lists.starts_BHR, inverse.starts_BHR),
             "gathered attention: slots are not the inverse of the list of rows");
   }
-  lists.once = true;
+  lists.once = lists.distinct = true;
   lists.whole = whole;
   return lists;
 }
@@ -201,8 +226,11 @@ PathChoice choose_path(const GatheredAttention& in, Path limit) {
         q, [&] { return why_not_tiles(q.scalar_type(), q.size(3)); },
         [&] { return why_not_gpu_kernels(in); });
     if (why.empty()) {
-      const bool on_gpu = kernel_device(q) == KernelDevice::kGpu;
-      return {Path::kFused, on_gpu ? why_not_tensor_cores(in) : ""};
+      if (kernel_device(q) == KernelDevice::kGpu) {
+        why = why_not_tensor_cores(in);
+        if (why.empty()) why = why_padded(q.size(3));
+      }
+      return {Path::kFused, std::move(why)};
     }
   }
   const bool fits_library =

@@ -17,6 +17,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <cmath>
 #include <cstdint>
 #include <optional>
 
@@ -36,15 +37,17 @@ struct RowLists {
   // ascending order. R is num_rows + 1.
   at::Tensor order_BHP, starts_BHR;
   std::int64_t num_rows = 0;
-  // Known when the list was made: no row has two used slots; every row has one.
-  bool once = false, whole = false;
+  // Known when the list was made: no row has two used slots; every row has one; no segment has a
+  // row twice.
+  bool once = false, whole = false, distinct = false;
 };
 
 // Checks lists and inverts them. Error(kInternal) if a shape or dtype is wrong, or, for lists on
 // the CPU, if ends decrease or exceed P or a row is not in [0, num_rows). On a GPU indices are not
-// validated: reading them would wait for the device. Asynchronous there.
+// validated: reading them would wait for the device. Asynchronous there. `distinct`: no segment has
+// a row twice, which relative positions of keys on tensor cores need; also validated.
 RowLists make_row_lists(const at::Tensor& rows_BHP, const at::Tensor& ends_BHG,
-                        std::int64_t num_rows);
+                        std::int64_t num_rows, bool distinct = false);
 // Lists that have each of their P rows once, whose slots are known: slots[r], int32, is row r's.
 // Rows without a used slot come last: their numbers are the highest, and row r is at slot r.
 // `whole`: there are none. Error(kInternal) as above, and, for lists on the CPU, if `slots` or
@@ -101,15 +104,17 @@ struct GatheredAttention {
   float dropout = 0;
   std::optional<NoiseKey> noise{};
   static constexpr std::int64_t kNoiseRow = std::int64_t{1} << 31;  // beyond all ranks
+  std::int64_t padding = 0;  // the last columns of all rows are zeros that do not count for D
 
+  double scale() const { return 1 / std::sqrt(static_cast<double>(q_BHLD.size(3) - padding)); }
   bool drops() const { return noise && dropout > 0; }
   // H of the noise. Call it only if drops().
   std::int64_t noise_heads() const { return noise->heads_of_layer(q_BHLD.size(1)); }
 };
 
 // The fastest path up to `limit` that supports `in`. kFused: on the CPU fp32, fp64 and bf16, on a
-// GPU fp32, bf16 and fp16, D up to 256; relative positions of values and dropout on the CPU only.
-// kSdpa: SlotMerge::kMean without relative positions, sinks and dropout.
+// GPU fp32, bf16 and fp16, D up to 256. kSdpa: SlotMerge::kMean without relative positions, sinks
+// and dropout.
 PathChoice choose_path(const GatheredAttention& in, Path limit);
 
 // The softmax attention of each query with logits q k / sqrt(D), computed on that path.

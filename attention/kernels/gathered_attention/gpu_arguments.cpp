@@ -4,13 +4,11 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/zeros_like.h>
-#include <fmt/format.h>
 
 #include <algorithm>
-#include <cmath>
-#include <iterator>
 #include <limits>
 
+#include "attention/kernels/common/dropout_arguments.h"
 #include "attention/kernels/common/fitting_rows.h"
 #include "cluster/base/error.h"
 #include "cluster/base/gpu/device.h"
@@ -46,13 +44,6 @@ GatheredListsParams lists_of(const RowLists& lists, const at::Tensor& positions_
   return params;
 }
 
-bool are_aligned(const RowsParams& x) {
-  constexpr std::uintptr_t kBytes = 16, kNumbers = 8;
-  return reinterpret_cast<std::uintptr_t>(x.data) % kBytes == 0 &&
-         std::all_of(std::begin(x.strides), std::end(x.strides),
-                     [](std::int64_t stride) { return stride % kNumbers == 0; });
-}
-
 // Whether the results of a list's slots are those of its rows.
 bool writes_rows(const RowLists& lists, bool tensor_cores) { return tensor_cores && lists.once; }
 bool queries_write_rows(const GatheredAttention& in, bool tensor_cores) {
@@ -66,12 +57,9 @@ at::Tensor results_like(const at::Tensor& x, const RowLists& lists, bool writes_
   return writes_rows && !lists.whole ? at::zeros_like(x) : at::empty_like(x);
 }
 
-// Tables and sinks in fp32 are added to `inputs`.
+// Sinks in fp32 are added to `inputs`.
 GatheredParams params_of(const GatheredAttention& in, const AttentionPart& part, bool tensor_cores,
-                         std::vector<at::Tensor>& inputs) {
-  const auto as_floats = [&](const at::Tensor& x) {
-    return floats_of(inputs.emplace_back(x.to(at::kFloat).contiguous()));
-  };
+                         const DistanceTerms& terms, std::vector<at::Tensor>& inputs) {
   const at::Tensor& q = in.q_BHLD;
   const DistanceBand& band = in.rows.band;
   GatheredParams params{};
@@ -81,7 +69,7 @@ GatheredParams params_of(const GatheredAttention& in, const AttentionPart& part,
   params.key_heads = static_cast<int>(in.k_BHSD.size(1));
   params.segments = static_cast<int>(in.rows.queries.ends_BHG.size(2));
   params.head_dim = static_cast<int>(q.size(3));
-  params.scale = static_cast<float>(1 / std::sqrt(static_cast<double>(q.size(3))));
+  params.scale = static_cast<float>(in.scale());
   params.tensor_cores = tensor_cores;
   params.queries =
       lists_of(in.rows.queries, band.positions_q_BHL, queries_write_rows(in, tensor_cores));
@@ -94,12 +82,13 @@ GatheredParams params_of(const GatheredAttention& in, const AttentionPart& part,
     params.key_lengths = in.key_lengths_B.const_data_ptr<std::int64_t>();
   }
   params.mean = in.merge == SlotMerge::kMean;
-  if (in.sink_H.defined()) params.sink = as_floats(in.sink_H);
-  if (in.relative.defined()) {
-    params.relative = {.table = as_floats(in.relative.keys_HRD),
-                       .heads = static_cast<int>(in.relative.keys_HRD.size(0)),
-                       .rows = static_cast<int>(in.relative.num_distances()),
-                       .least = in.relative.least};
+  if (in.sink_H.defined()) {
+    params.sink = floats_of(inputs.emplace_back(in.sink_H.to(at::kFloat).contiguous()));
+  }
+  params.distances = terms.params();
+  if (in.drops()) {
+    params.dropout = {dropout_params(in.dropout, in.noise, q), in.noise->first_head,
+                      in.noise_heads()};
   }
   params.q = rows_params(q);
   params.k = rows_params(in.k_BHSD);
@@ -125,15 +114,13 @@ void set_slots(const SlotResults& slots, GatheredParams& params) {
   params.slot_sum = floats_of(slots.softmax_2BHP[1]);
 }
 
-// The number of blocks that share the queries of a head. With a table they have sums for its
-// gradient, which take memory: then there are only as many as keep a GPU busy.
-std::int64_t blocks_of_head(const GatheredAttention& in) {
-  constexpr std::int64_t kEnoughBlocks = 256, kTile = GatheredParams::kTile;
-  const std::int64_t tiles = (in.rows.queries.rows_BHP.size(2) + kTile - 1) / kTile;
-  if (!in.relative.defined()) return tiles;
-  return std::min(
-      tiles, std::max<std::int64_t>(kEnoughBlocks / (in.q_BHLD.size(0) * in.q_BHLD.size(1)), 1));
+// The places of the results of queries (DistanceTerms): rows, or slots.
+std::int64_t num_places(const GatheredAttention& in, bool to_rows) {
+  return to_rows ? in.q_BHLD.size(2) : in.rows.queries.rows_BHP.size(2);
 }
+// All distances.
+std::int64_t lowest_of(const GatheredAttention& in) { return 1 - in.q_BHLD.size(2); }
+std::int64_t highest_of(const GatheredAttention& in) { return in.k_BHSD.size(2) - 1; }
 
 }  // namespace
 
@@ -143,31 +130,35 @@ std::string why_not_gpu_kernels(const GatheredAttention& in) {
   const std::int64_t most =
       std::max({in.q_BHLD.size(2), in.k_BHSD.size(2), in.rows.queries.rows_BHP.size(2),
                 in.rows.keys.rows_BHP.size(2)});
-  if (in.relative.values_HRD.defined()) return "relative positions have values";
-  if (in.drops()) return "attention dropout has no such kernel";
   std::string why = why_not_dtype(in.q_BHLD.scalar_type(), {at::kFloat, at::kBFloat16, at::kHalf});
   if (why.empty()) why = why_not_head_dim(in.q_BHLD.size(3), GatheredParams::kMaxHeadDim);
   if (!why.empty()) return why;
-  const bool fits = in.q_BHLD.size(0) * in.q_BHLD.size(1) * most <= kMaxNumbers &&
-                    (!in.relative.defined() ||
-                     in.relative.num_distances() <= kMaxNumbers / GatheredParams::kMaxHeadDim);
-  return fits ? "" : kTooManyRows;
+  return in.q_BHLD.size(0) * in.q_BHLD.size(1) * most <= kMaxNumbers ? "" : kTooManyRows;
 }
 
 std::string why_not_tensor_cores(const GatheredAttention& in) {
   std::string why = why_not_dtype(in.q_BHLD.scalar_type(), {at::kBFloat16, at::kHalf});
   if (!why.empty()) return why;
-  if (in.relative.defined()) return "keys have relative positions";
-  if (in.q_BHLD.size(3) % 8 != 0) {
-    return fmt::format("a head has {} channels, which are no multiple of 8", in.q_BHLD.size(3));
-  }
-  for (const at::Tensor* x : {&in.q_BHLD, &in.k_BHSD, &in.v_BHSD}) {
-    // Unaligned tensors are copied.
-    if (x->stride(3) == 1 && !are_aligned(rows_params(*x))) {
-      return "rows of queries, keys or values are not aligned to 16 bytes";
-    }
+  if (in.relative.defined() && !in.rows.keys.distinct) {
+    return "keys have relative positions, and a segment may have one twice";
   }
   return "";
+}
+
+GatheredAttention with_gpu_rows(GatheredAttention in) {
+  const std::int64_t D = in.q_BHLD.size(3);
+  const bool tensor_cores = why_not_tensor_cores(in).empty();
+  for (at::Tensor* x : {&in.q_BHLD, &in.k_BHSD, &in.v_BHSD}) {
+    *x = tensor_cores ? with_aligned_rows(with_whole_columns(*x)) : with_contiguous_rows(*x);
+  }
+  in.padding = in.q_BHLD.size(3) - D;
+  if (in.padding > 0) in.relative = in.relative.with_whole_columns();
+  return in;
+}
+
+at::Tensor gradient_with_gpu_rows(const GatheredAttention& in, const at::Tensor& d_out_BHLD) {
+  if (!why_not_tensor_cores(in).empty()) return with_contiguous_rows(d_out_BHLD);
+  return with_aligned_rows(in.padding > 0 ? with_whole_columns(d_out_BHLD) : d_out_BHLD);
 }
 
 GatheredForward gathered_forward(const GatheredAttention& in) {
@@ -181,8 +172,13 @@ GatheredForward gathered_forward(const GatheredAttention& in) {
   };
   const at::Tensor statistics_2BHL = results(new_floats(in, {2, B, H, L}));
   const AttentionPart part{results(q), statistics_2BHL[0], statistics_2BHL[1]};
-  GatheredForward forward{.params = {}, .results = {part, {}}, .inputs = {}, .scratch = {}};
-  forward.params = params_of(in, part, tensor_cores, forward.inputs);
+  GatheredForward forward{.params = {},
+                          .results = {part, {}},
+                          .terms = forward_terms(in.relative, lowest_of(in), highest_of(in), q,
+                                                 num_places(in, to_rows)),
+                          .inputs = {},
+                          .scratch = {}};
+  forward.params = params_of(in, part, tensor_cores, forward.terms, forward.inputs);
   if (to_rows) return forward;
   const SlotResults slots{new_slots(in, in.rows.queries, q), new_floats(in, {2, B, H, P})};
   forward.scratch = {slots.out_BHPD, slots.softmax_2BHP};
@@ -191,26 +187,33 @@ GatheredForward gathered_forward(const GatheredAttention& in) {
   return forward;
 }
 
+void add_values(const GatheredForward& forward) {
+  const bool to_rows = forward.params.queries.once;
+  // Slots that are not used, and rows without a slot, found -infinity.
+  if (forward.terms.p_BHPR.defined()) forward.terms.p_BHPR.clamp_min_(0);
+  add_values(forward.terms, to_rows ? forward.results.part.out_BHLD : forward.scratch[0]);
+}
+
 GatheredBackward gathered_backward(const GatheredAttention& in, const GatheredResults& results,
                                    const at::Tensor& d_out_BHLD, const at::Tensor& d_sum_BHL) {
   const at::Tensor& q = in.q_BHLD;
   const bool mean = in.merge == SlotMerge::kMean;
   const std::int64_t B = q.size(0), H = q.size(1), L = q.size(2),
-                     P = in.rows.queries.rows_BHP.size(2), parts = blocks_of_head(in);
-  const bool tensor_cores =
-      why_not_tensor_cores(in).empty() && are_aligned(rows_params(d_out_BHLD));
+                     P = in.rows.queries.rows_BHP.size(2);
+  const bool tensor_cores = why_not_tensor_cores(in).empty();
   const bool q_rows = queries_write_rows(in, tensor_cores),
              k_rows = writes_rows(in.rows.keys, tensor_cores);
   GatheredBackward backward{.params = {},
                             .gradients = {results_like(q, in.rows.queries, q_rows),
                                           results_like(in.k_BHSD, in.rows.keys, k_rows),
                                           results_like(in.v_BHSD, in.rows.keys, k_rows)},
-                            .d_table_NHRD = {},
                             .d_sink_BHL = {},
+                            .terms = backward_terms(in.relative, lowest_of(in), highest_of(in), q,
+                                                    d_out_BHLD, num_places(in, q_rows)),
                             .inputs = {},
                             .scratch = {new_floats(in, {2, B, H, mean ? P : L})}};
   GatheredParams& params = backward.params =
-      params_of(in, results.part, tensor_cores, backward.inputs);
+      params_of(in, results.part, tensor_cores, backward.terms, backward.inputs);
   if (mean) set_slots(results.slots, params);
   params.d_out = rows_params(d_out_BHLD);
   if (d_sum_BHL.defined()) params.d_sum = floats_of(d_sum_BHL);
@@ -225,14 +228,6 @@ GatheredBackward gathered_backward(const GatheredAttention& in, const GatheredRe
   params.d_q_slots = slots_unless(q_rows, in.rows.queries, q);
   params.d_k_slots = slots_unless(k_rows, in.rows.keys, in.k_BHSD);
   params.d_v_slots = slots_unless(k_rows, in.rows.keys, in.v_BHSD);
-  params.parts = static_cast<int>(parts);
-  if (in.relative.defined()) {
-    const std::int64_t R = in.relative.num_distances();
-    backward.d_table_NHRD = new_floats(in, {B * parts, H, R, q.size(3)});
-    params.d_table = floats_of(backward.d_table_NHRD);
-    params.distance_sums = floats_of(
-        backward.scratch.emplace_back(new_floats(in, {B * parts, H, GatheredParams::kTile, R})));
-  }
   if (in.sink_H.defined()) {
     backward.d_sink_BHL = new_floats(in, {B, H, L});
     params.d_sink = floats_of(backward.d_sink_BHL);
@@ -240,13 +235,22 @@ GatheredBackward gathered_backward(const GatheredAttention& in, const GatheredRe
   return backward;
 }
 
-GatheredGradients finished_gradients(const GatheredAttention& in,
-                                     const GatheredBackward& backward) {
-  GatheredGradients gradients = backward.gradients;
-  if (in.relative.defined()) {
-    gradients.d_relative_keys_HRD =
-        gradient_of_table(backward.d_table_NHRD, in.relative.keys_HRD, backward.params.scale);
+GatheredGradients finished_gradients(const GatheredAttention& in, GatheredBackward backward,
+                                     const at::Tensor& d_out_BHLD, const SumSlots& sum_slots) {
+  GatheredGradients& gradients = backward.gradients;
+  DistanceTerms& terms = backward.terms;
+  if (!backward.params.queries.once) {
+    for (at::Tensor* numbers : {&terms.d_s_BHPR, &terms.p_BHPR}) {
+      if (!numbers->defined()) continue;
+      const at::Tensor sums_BHLR = at::empty_like(terms.scores_BHLR);
+      sum_slots(*numbers, sums_BHLR);
+      *numbers = sums_BHLR;
+    }
   }
+  const TableGradients tables =
+      add_term_gradients(in.relative, terms, in.q_BHLD, d_out_BHLD, in.scale(), gradients.d_q_BHLD);
+  gradients.d_relative_keys_HRD = tables.d_keys_HRD;
+  gradients.d_relative_values_HRD = tables.d_values_HRD;
   if (in.sink_H.defined()) {
     gradients.d_sink_H = backward.d_sink_BHL.sum(2, /*keepdim=*/false, at::kDouble)
                              .sum(0)

@@ -61,6 +61,19 @@ struct GpuHeadLists {
   }
 };
 
+// Where the results of the query at a slot go: the slot, or its row.
+BIRKHOFF_DEVICE std::int64_t place_of_query(const GatheredParams& p, GpuHead head,
+                                            const GpuHeadLists& queries, int slot) {
+  return p.queries.once ? entry_of(head, p.heads, p.queries.rows, queries.row(slot))
+                        : entry_of(head, p.heads, p.queries.slots, slot);
+}
+// The query's number for the distance of a key, of `numbers` [B, H, L, R] (DistanceParams).
+BIRKHOFF_DEVICE float number_of_pair(const GatheredParams& p, const float* numbers, GpuHead head,
+                                     int query_row, int key_row) {
+  return numbers[entry_of(head, p.heads, p.queries.rows, query_row) * p.distances.rows +
+                 p.distances.row_of(key_row - query_row)];
+}
+
 // The query at a slot, among the statistics of queries; of a mean, the slot.
 BIRKHOFF_DEVICE std::int64_t statistics_of(const GatheredParams& p, GpuHead head,
                                            const GpuHeadLists& queries, int slot) {

@@ -5,7 +5,9 @@
 
 #include <cstdint>
 
+#include "attention/kernels/common/gpu_dropout.h"
 #include "attention/kernels/common/gpu_rows.h"
+#include "attention/kernels/relative_positions/gpu_params.h"
 #include "cluster/base/gpu/kernel_types.h"
 
 struct CUstream_st;
@@ -22,11 +24,15 @@ struct GatheredListsParams {
   std::int64_t position_strides[2];  // from one sample, and one head, to the next
 };
 
-// RelativePositions of keys (relative_positions.h).
-struct RelativeKeysParams {
-  const float* table;  // [H or 1, R, D]; null: none
-  int heads, rows;
-  std::int64_t least;
+// Dropout of the pair of the query at slot i of head h and the key at rank n of its segment:
+// element (i heads + first_head + h) kRow + n of the sample's noise.
+struct GatheredDropoutParams : DropoutParams {
+  static constexpr std::int64_t kRow = std::int64_t{1} << 31;  // beyond all ranks
+  std::int64_t first_head, heads;                              // of all ranks
+
+  BIRKHOFF_DEVICE std::int64_t element(int head, int slot, int rank) const {
+    return (slot * heads + first_head + head) * kRow + rank;
+  }
 };
 
 struct GatheredParams {
@@ -34,8 +40,9 @@ struct GatheredParams {
   static constexpr int kTile = 32;  // slots that a block owns at a time, without tensor cores
 
   KernelDtype dtype;  // of all rows: kFloat, kBFloat16 or kHalf
-  // Whether the kernels for tensor cores compute the slots: 16-bit elements, D a multiple of 8, no
-  // table, rows of q, k, v and d_out aligned to 16 bytes.
+  // Whether the kernels for tensor cores compute the slots: 16-bit elements, D a multiple of 8,
+  // rows of q, k, v and d_out aligned to 16 bytes; with relative positions no segment has a key
+  // twice.
   bool tensor_cores;
   int batch, heads, key_heads, segments, head_dim;
   float scale;
@@ -45,7 +52,10 @@ struct GatheredParams {
   const std::int64_t* key_lengths;  // [B]; null: no padding
   bool mean;                        // SlotMerge::kMean
   const float* sink;                // [H], with a mean only; null: none
-  RelativeKeysParams relative;
+  // Numbers that are read: [B, H, L, R]; that are written: [B, H, P, R], of the slots of queries,
+  // or with queries.once of their rows.
+  DistanceParams distances;
+  GatheredDropoutParams dropout;
   RowsParams q, k, v, out;
   float *max, *sum;  // [B, H, L]; of a mean 0 and the number of slots that see a key
 
@@ -59,15 +69,20 @@ struct GatheredParams {
   // Scratch [B, H, P, D]; of the slots of keys. Not of lists with `once`.
   float *d_q_slots, *d_k_slots, *d_v_slots;
   float* d_sink;  // [B, H, L], each query's term; with a sink
-  int parts;      // blocks that share the queries of a head
-  // With a table, each of these blocks' term of its gradient, without `scale`, and their scratch:
-  // [B, parts, H, R, D] and [B, parts, H, kTile, R].
-  float *d_table, *distance_sums;
+
+  bool has_terms() const { return distances.scores != nullptr || dropout.p > 0; }
 };
 
-// Asynchronous on `stream`.
-void launch_gathered_attention(const GatheredParams& params, CUstream_st* stream);
+// All are asynchronous on `stream`.
+
+// The forward pass: the results of slots, or of rows with queries.once; otherwise the results of
+// rows follow from the slots'.
+void launch_gathered_slots(const GatheredParams& params, CUstream_st* stream);
+void launch_gathered_merge(const GatheredParams& params, CUstream_st* stream);
 void launch_gathered_attention_backward(const GatheredParams& params, CUstream_st* stream);
+// sums[b, h, r] = the sum over row r's slots of numbers [B, H, P, columns], for rows of queries.
+void launch_sums_of_slots(const GatheredParams& params, const float* numbers, int columns,
+                          const RowsParams& sums, CUstream_st* stream);
 // The part for tensor cores: results of slots, and of the rows of lists with `once`. For head dims
 // up to kHeadDim: 64, 128 or 256 (tiles/instantiations/).
 template <int kHeadDim>

@@ -180,16 +180,15 @@ __global__ void __launch_bounds__(kTeamThreads, 4) mean_delta_kernel(const Gathe
 template <typename T>
 __global__ void __launch_bounds__(kTeamThreads, 4)
     add_kernel(const GatheredParams p, const int heads, const GatheredListsParams lists,
-               const float* numbers, const RowsParams sums) {
+               const float* numbers, const int columns, const RowsParams sums) {
   const TeamRow own(p, heads, lists.rows);
   if (!own.exists) return;
   const SlotsOfRow slots(p, lists, own, heads);
-  visit_runs(own.member, p.head_dim, [&](int first) {
+  visit_runs(own.member, columns, [&](int first) {
     float sum[kTeamColumns] = {};
-    slots.visit([&](std::int64_t slot) {
-      add_run(sum, 1, numbers + slot * p.head_dim, first, p.head_dim);
-    });
-    store_run(own.of<T>(sums), first, p.head_dim, sum);
+    slots.visit(
+        [&](std::int64_t slot) { add_run(sum, 1, numbers + slot * columns, first, columns); });
+    store_run(own.of<T>(sums), first, columns, sum);
   });
 }
 

@@ -1,5 +1,4 @@
-// The tiles of slots and of rows that the kernels of gpu_gathered.cu read. For that file and
-// gpu_distances.cuh only.
+// The tiles of slots and of rows that the kernels of gpu_gathered.cu read. For that file only.
 #pragma once
 
 #include "attention/kernels/gathered_attention/gpu_lists.h"

@@ -63,7 +63,7 @@ AttentionPart attend_gathered_reference(const GatheredAttention& given) {
         table_rows(in.relative, keys.rows_BHGM.unsqueeze(3) - queries.rows_BHGM.unsqueeze(4));
     scores_BHGMN = scores_BHGMN + relative_scores(in.relative, q_BHGMD, table_rows_BHGMN);
   }
-  scores_BHGMN = scores_BHGMN * (1 / std::sqrt(static_cast<double>(D)));
+  scores_BHGMN = scores_BHGMN * in.scale();
   const at::Tensor logits_BHGMN =
       scores_BHGMN.to(sums.dtype())
           .masked_fill(visible_pairs(in, queries, keys).logical_not(), -kInfinity);

@@ -2,6 +2,7 @@
 
 #include <ATen/ATen.h>
 
+#include "attention/kernels/common/fitting_rows.h"
 #include "cluster/base/error.h"
 
 namespace birkhoff {
@@ -17,6 +18,14 @@ at::Tensor expand_pairs(const at::Tensor& rows, const at::Tensor& x_BHXIn) {
 }
 
 }  // namespace
+
+RelativePositions RelativePositions::with_whole_columns() const {
+  RelativePositions other = *this;
+  for (at::Tensor* table : {&other.keys_HRD, &other.values_HRD}) {
+    if (table->defined()) *table = birkhoff::with_whole_columns(*table);
+  }
+  return other;
+}
 
 void check_relative_positions(const RelativePositions& relative, const at::Tensor& q,
                               std::int64_t heads) {

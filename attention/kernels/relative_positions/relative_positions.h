@@ -21,6 +21,8 @@ struct RelativePositions {
 
   bool defined() const { return keys_HRD.defined(); }
   std::int64_t num_distances() const { return keys_HRD.size(1); }
+  // The same with tables as with_whole_columns() (fitting_rows.h) makes rows.
+  RelativePositions with_whole_columns() const;
 };
 
 // Error(kInternal) unless the tables fit queries of `heads` heads of D elements.

@@ -26,7 +26,7 @@ struct Segments {
     const auto tensor = [](const std::vector<std::int32_t>& values) {
       return at::tensor(values, at::kInt).view({1, 1, -1});
     };
-    RowLists made = make_row_lists(tensor(rows), tensor(ends), num_rows);
+    RowLists made = make_row_lists(tensor(rows), tensor(ends), num_rows, /*distinct=*/true);
     for (at::Tensor* each : {&made.rows_BHP, &made.ends_BHG, &made.order_BHP, &made.starts_BHR}) {
       *each = each->to(device);
     }

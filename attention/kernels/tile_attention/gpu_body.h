@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <limits>
 
+#include "attention/kernels/common/gpu_dropout.h"
 #include "attention/kernels/tile_attention/gpu_tiles.h"
 #include "cluster/base/gpu/kernel_source.h"
 
@@ -178,6 +179,82 @@ class TileBody {
     }
     BIRKHOFF_UNROLL
     for (int j = 0; j < kGroups / 2; ++j) multiply_columns(c, operands[j], x_tile, 16 * j);
+  }
+
+  // ---- Pairs of queries and keys.
+
+  // The query and the key, in their tiles, of element i of a lane's pairs.
+  template <bool kKeysAreRows>
+  BIRKHOFF_DEVICE void place_of_pair(int i, int& query, int& key) const {
+    const Place place = place_in_c(lane_, i % 4);
+    const int row = first_row_ + place.row, column = i / 4 * 8 + place.column;
+    query = kKeysAreRows ? column : row;
+    key = kKeysAreRows ? row : column;
+  }
+
+  // Bit i: does dropout keep the probability of element i, of the pairs of two whole tiles?
+  // element(query, key) is the number of the pair's noise.
+  template <bool kKeysAreRows, typename Element>
+  BIRKHOFF_DEVICE std::uint32_t kept_pairs(const DropoutParams& dropout, const SampleNoise& noise,
+                                           Element element) const {
+    if (dropout.p == 0) return kAllPairs;
+    std::uint32_t bits = 0;
+    PhiloxBlock four{};
+    BIRKHOFF_UNROLL_BY(1)
+    for (int i = 0; i < 32; ++i) {
+      int query, key;
+      place_of_pair<kKeysAreRows>(i, query, key);
+      const auto number = static_cast<std::uint64_t>(element(query, key));
+      // Elements come in pairs of columns; two neighboring keys of a query mostly share four.
+      if (kKeysAreRows || i % 2 == 0 || number % 4 == 0) four = noise.four_around(number);
+      bits |= static_cast<std::uint32_t>(SampleNoise::keeps(dropout, four, number)) << i;
+    }
+    return bits;
+  }
+
+  // ---- Numbers of a query for each of `rows` rows of a table of relative positions
+  // (DistanceParams); queries are rows.
+
+  // Joins the elements of the lane's row of `half` that are not 0 to the query's numbers, which are
+  // `none` where nothing was joined. row_of(column) is the table's row. Only the first and the last
+  // row, to which distances are clipped, have more than one key of a query: four lanes add those
+  // up.
+  template <int kGroups, typename RowOf, typename Join>
+  BIRKHOFF_DEVICE void join_by_distance(const LanePairs<kGroups>& x, int half, float* numbers,
+                                        int rows, float none, RowOf row_of, Join join) const {
+    float at_first = 0, at_last = 0;
+    BIRKHOFF_UNROLL
+    for (int i = 0; i < 2 * kGroups; ++i) {
+      const float value = x[i / 2][2 * half + i % 2];
+      if (value == 0) continue;
+      const int row = row_of(i / 2 * 8 + place_in_c(lane_, i % 2).column);
+      if (row == 0) {
+        at_first += value;
+      } else if (row == rows - 1) {
+        at_last += value;
+      } else {
+        numbers[row] = join(none, value);
+      }
+    }
+    at_first = row_sum(at_first);
+    at_last = row_sum(at_last);
+    if (lane_ % 4 != 0) return;
+    if (at_first != 0) numbers[0] = join(numbers[0], at_first);
+    if (at_last != 0) numbers[rows - 1] = join(numbers[rows - 1], at_last);
+  }
+  // The logarithm of a sum, which begins as -infinity, and an exponential relative to `maximum`: a
+  // later maximum need not rescale it.
+  BIRKHOFF_DEVICE float logarithm_of(float number, float value, float maximum) const {
+    return thread_.log2(thread_.exp2(number - maximum) + value) + maximum;
+  }
+  // After the last tile: turns a row's logarithms into probabilities. A maximum of -infinity counts
+  // as 0.
+  BIRKHOFF_DEVICE void take_probabilities(float* numbers, int rows, float maximum,
+                                          float inverse_sum) const {
+    const float shift = maximum == -kInfinity ? 0 : maximum;
+    for (int r = lane_ % 4; r < rows; r += 4) {
+      numbers[r] = thread_.exp2(numbers[r] - shift) * inverse_sum;
+    }
   }
 
   // The sum over the four lanes that share a row; each of them has it.

@@ -98,7 +98,10 @@ AttentionOutput DenseAttention::attend(const AttentionInput& in, Path limit) con
   }
   RowAttention rows = rows_of(in);
   const bool sparse = rows.normalizer.kind != Normalizer::kSoftmax;
-  if (choice == Path::kFused && !sparse) return {fused(in), {}};  // its kernels record it
+  if (choice == Path::kFused && !sparse) {  // its kernels record their choice
+    if (!choice.why.empty()) take_path("dense attention", choice);
+    return {fused(in), {}};
+  }
   const Path path = take_path("dense attention", choice);
   if (path != Path::kFused) return {path == Path::kReference ? reference(in) : by_library(in), {}};
   set_key_ranges(rows, shape_.causal, in.key_lengths_B, in.segments_q_BL, in.segments_kv_BS);
@@ -126,8 +129,8 @@ PathChoice DenseAttention::choose(const AttentionInput& in, Path limit) const {
     case KernelDevice::kNone:
       return {other, kNoKernels};
     case KernelDevice::kGpu: {
+      if (drops) break;  // as one block, with the CPU's noise
       const bool masks = in.segments_q_BL.defined() || in.key_lengths_B.defined();
-      if (drops) return {other, "dense attention with dropout has no GPU kernel"};
       if (!masks && !has_sinks) return {other};  // LibTorch's kernels are the fastest there
       std::string why = why_not_one_segment(in);
       if (why.empty()) return {Path::kFused};
@@ -142,7 +145,11 @@ PathChoice DenseAttention::choose(const AttentionInput& in, Path limit) const {
   if (q.size(2) != in.k_BHSD.size(2)) return {other, "queries and keys are of two sequences"};
   if (other == Path::kSdpa && library_is_faster(q, shape_.causal)) return {other};
   const PathChoice ours = choose_path(as_one_block(in), limit);
-  return {ours == Path::kFused ? ours.path : other, ours.why};
+  if (ours != Path::kFused) return {other, ours.why};
+  if (kernel_device(q) == KernelDevice::kGpu && in.segments_q_BL.defined()) {
+    return {ours.path, "dropout with documents needs a mask of all pairs of tokens"};
+  }
+  return {ours.path};
 }
 
 at::Tensor DenseAttention::reference(const AttentionInput& in) const {
@@ -237,7 +244,8 @@ RowAttention DenseAttention::rows_of(const AttentionInput& in) const {
 }
 
 at::Tensor DenseAttention::fused(const AttentionInput& in) const {
-  if (kernel_device(in.q_BHLD) == KernelDevice::kGpu) {
+  const bool drops = in.noise && dropout_ > 0;
+  if (kernel_device(in.q_BHLD) == KernelDevice::kGpu && !drops) {
     const at::Tensor& q = in.q_BHLD;
     return attend_gathered(as_one_segment(in, shape_.causal, terms_.sink(q), q.device()),
                            Path::kFused)

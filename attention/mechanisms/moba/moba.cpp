@@ -46,12 +46,13 @@ class MixtureOfBlockAttention final : public Mechanism {
 
   AttentionOutput attend(const AttentionInput& in, Path limit) const override {
     require(in.q_BHLD.size(2) == in.k_BHSD.size(2), "MoBA needs as many keys as queries");
-    const BlockTopK choice{.q_BHLD = group_means(in.q_BHLD.detach(), in.k_BHSD.size(1)),
-                           .k_BHLD = in.k_BHSD,
-                           .documents = {in.segments_q_BL, in.key_lengths_B, in.q_BHLD},
-                           .block = block_,
-                           .others = others_,
-                           .causal = shape_.causal};
+    const BlockTopK choice{
+        .q_BHLD = group_means(in.q_BHLD.detach(), in.k_BHSD.size(1)),
+        .k_BHLD = in.k_BHSD,
+        .documents = {in.segments_q_BL, in.key_lengths_B, in.q_BHLD, in.num_documents},
+        .block = block_,
+        .others = others_,
+        .causal = shape_.causal};
     const GatheredAttention attention{
         .q_BHLD = in.q_BHLD,
         .k_BHSD = in.k_BHSD,

@@ -22,6 +22,10 @@ using RoutingConfig = configs::RoutingAttention;
 // Every kCompared-th row's clusters before and after the last update are compared.
 constexpr std::int64_t kCompared = 16;
 
+Documents documents_of(const AttentionInput& in) {
+  return {in.segments_q_BL, in.key_lengths_B, in.q_BHLD, in.num_documents};
+}
+
 std::int64_t window_of(const RoutingConfig& config, const MechanismShape& shape) {
   if (config.window() > 0) return std::min<std::int64_t>(config.window(), shape.sequence_length);
   return std::max<std::int64_t>(
@@ -127,7 +131,7 @@ ClusterAttention RoutingAttention::problem(const AttentionInput& in,
 AttentionOutput RoutingAttention::attend(const AttentionInput& in, Path limit) const {
   require(in.q_BHLD.size(2) == in.k_BHSD.size(2),
           "routing attention needs as many keys as queries");
-  const ClusterAttention attention = problem(in, {in.segments_q_BL, in.key_lengths_B, in.q_BHLD});
+  const ClusterAttention attention = problem(in, documents_of(in));
   const ClusteredTokens tokens = cluster_tokens(attention, limit);
   const bool of_prefixes = selection() == RoutingConfig::prefix_topw;
 
@@ -159,7 +163,7 @@ AttentionOutput RoutingAttention::attend(const AttentionInput& in, Path limit) c
 
 std::vector<Choice> RoutingAttention::choices(const AttentionInput& in) const {
   if (selection() == RoutingConfig::prefix_topw) return {};  // each query has its own selection
-  const ClusterAttention attention = problem(in, {in.segments_q_BL, in.key_lengths_B, in.q_BHLD});
+  const ClusterAttention attention = problem(in, documents_of(in));
   const ClusteredTokens tokens = cluster_tokens(attention, Path::kReference);
   if (tokens.shared) return {{"clusters of tokens", memberships(tokens.q, config_.clusters())}};
   return {{"clusters of queries", memberships(tokens.q, config_.clusters())},

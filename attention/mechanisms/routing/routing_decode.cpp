@@ -143,7 +143,7 @@ std::unique_ptr<DecodeState> RoutingAttention::decode_state(std::int64_t batch) 
 
 at::Tensor RoutingAttention::decode_step(DecodeState& decode_state,
                                          const AttentionInput& in) const {
-  ClusterAttention attention = problem(in, {{}, {}, in.q_BHLD});
+  ClusterAttention attention = problem(in, {{}, {}, in.q_BHLD, /*num_documents=*/1});
   attention.selection = ClusterSelection::kCausalBucket;  // the state selects
   const ClusteredTokens tokens = cluster_tokens(attention, Path::kFused);
   const ClusteredRows &q = tokens.q, &k = tokens.k;

@@ -35,17 +35,17 @@ class SparseTransformerAttention final : public Mechanism {
   AttentionOutput attend(const AttentionInput& in, Path limit) const override {
     require(in.q_BHLD.size(2) == in.k_BHSD.size(2),
             "the Sparse Transformer needs as many keys as queries");
-    const AttentionPart part =
-        attend_in_pattern(lists(in.q_BHLD.size(2), in.q_BHLD.device()),
-                          {.q_BHLD = in.q_BHLD,
-                           .k_BHSD = in.k_BHSD,
-                           .v_BHSD = in.v_BHSD,
-                           .rows = {},
-                           .key_lengths_B = in.key_lengths_B,
-                           .relative = terms_.relative(in.q_BHLD),
-                           .dropout = dropout_,
-                           .noise = in.noise},
-                          Documents(in.segments_q_BL, /*lengths_B=*/{}, in.q_BHLD), limit);
+    const AttentionPart part = attend_in_pattern(
+        lists(in.q_BHLD.size(2), in.q_BHLD.device()),
+        {.q_BHLD = in.q_BHLD,
+         .k_BHSD = in.k_BHSD,
+         .v_BHSD = in.v_BHSD,
+         .rows = {},
+         .key_lengths_B = in.key_lengths_B,
+         .relative = terms_.relative(in.q_BHLD),
+         .dropout = dropout_,
+         .noise = in.noise},
+        Documents(in.segments_q_BL, /*lengths_B=*/{}, in.q_BHLD, in.num_documents), limit);
     const at::Tensor sink_H = terms_.sink(in.q_BHLD);
     return {sink_H.defined() ? with_sink(part, sink_H).out_BHLD : part.out_BHLD, {}};
   }

@@ -291,11 +291,6 @@ std::vector<BadInput> contradictions() {
                "train.invariant.shards=2",
        .code = ExitCode::kConfig,
        .words = {"train.cuda_graph", "must be false with train.invariant.shards"}},
-      {.name = "a CUDA graph with dropout that waits for the GPU",
-       .line = "config print good.txtpb --set device=cuda --set train.cuda_graph=true --set "
-               "model.attention.0.group.0.mechanism.routing.dropout=0.1",
-       .code = ExitCode::kConfig,
-       .words = {"train.cuda_graph", "must be false with", "mechanism.routing.dropout 0.1"}},
       {.name = "a CUDA graph with keys of one document",
        .line = "config print good.txtpb --set device=cuda --set train.cuda_graph=true --set "
                "data.restart_at_documents=true --set "

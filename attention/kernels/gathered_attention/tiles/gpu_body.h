@@ -42,6 +42,12 @@ BIRKHOFF_DEVICE PositionRange range_of(const GatheredParams& p, const GpuHeadLis
   return {at, at};
 }
 
+// A tile of a list's slots: [first, first + kTileRows), up to the segment's end; for one query head
+// of those that share keys.
+struct SegmentTile {
+  int segment, head, first, end;
+};
+
 // Iterates over the tiles of the other list's slots that some of the slots [first, first +
 // kTileRows) of the own list may see or be seen by: segment by segment, each for the query heads 0
 // to group - 1. All lanes of a warp call it, and all warps come to the same result.
@@ -77,10 +83,7 @@ class MetTiles {
     }
   }
 
-  BIRKHOFF_DEVICE int segment() const { return segment_; }
-  BIRKHOFF_DEVICE int head() const { return head_; }
-  BIRKHOFF_DEVICE int first() const { return first_; }
-  BIRKHOFF_DEVICE int end() const { return end_; }  // of the segment
+  BIRKHOFF_DEVICE SegmentTile now() const { return {segment_, head_, first_, end_}; }
 
   // Stores the ranges of the tile's slots; they are visible after a barrier.
   BIRKHOFF_DEVICE void store_ranges(std::uint32_t to) const {
@@ -133,6 +136,13 @@ struct GatheredTilesShape : GpuTileShape<kHeadDim> {
   // Bytes of the ranges of a tile's slots, and of two tiles of rows with the ranges of one of them.
   static constexpr int kRangesBytes = kTileRows * static_cast<int>(sizeof(PositionRange));
   static constexpr int kPairBytes = 2 * GpuTileShape<kHeadDim>::kRowsBytes + kRangesBytes;
+};
+
+// The slots of a tile of queries and a tile of keys.
+struct SlotPair {
+  GpuHead head;  // of the queries
+  const GpuHeadLists &queries, &keys;
+  int first_query, first_key, segment;
 };
 
 template <typename Thread, int kHeadDim>
@@ -214,8 +224,9 @@ class GatheredTilesBody : protected TileBody<Thread, kHeadDim> {
   BIRKHOFF_DEVICE void load_pair(std::uint32_t to, const RowsParams& x, const RowsParams& y,
                                  GpuHead head, const GpuHeadLists& lists,
                                  const MetTiles<Thread, kOwnsQueries>& tiles) const {
-    load_rows(to, x, head, lists, tiles.first(), tiles.end());
-    load_rows(second_of(to), y, head, lists, tiles.first(), tiles.end());
+    const SegmentTile tile = tiles.now();
+    load_rows(to, x, head, lists, tile.first, tile.end);
+    load_rows(second_of(to), y, head, lists, tile.first, tile.end);
     tiles.store_ranges(ranges_of(to));
   }
   static BIRKHOFF_DEVICE std::uint32_t second_of(std::uint32_t pair) {
@@ -225,9 +236,9 @@ class GatheredTilesBody : protected TileBody<Thread, kHeadDim> {
     return pair + 2 * Shape::kRowsBytes;
   }
 
-  // For each of `tiles`: load(stage), then work(stage, ranges of this lane's rows), while the next
-  // tile loads if there are two stages. Warps none of whose rows meets the tile's segment do not
-  // work. `own` and `first` give the slots that the thread block owns.
+  // For each of `tiles`: load(stage), then work(stage, tile, ranges of this lane's rows), while the
+  // next tile loads if there are two stages. Warps none of whose rows meets the tile's segment do
+  // not work. `own` and `first` give the slots that the thread block owns.
   template <int kStages, bool kOwnsQueries, typename Load, typename Work>
   BIRKHOFF_DEVICE void visit_tiles(MetTiles<Thread, kOwnsQueries>& tiles, const GpuHeadLists& own,
                                    int first, Load load, Work work) const {
@@ -238,17 +249,17 @@ class GatheredTilesBody : protected TileBody<Thread, kHeadDim> {
     int of_segment = -1;  // `ranges` and `works`
     bool works = false;
     for (int stage = 0; more; stage = (stage + 1) % kStages) {
-      const int segment = tiles.segment();
+      const SegmentTile now = tiles.now();
       more = tiles.next();
       if (more && kStages == 2) load(stage ^ 1);
       thread_.commit();
-      if (segment != of_segment) {  // while the tiles load
-        works = find_ranges<kOwnsQueries>(ranges, own, segment, first);
-        of_segment = segment;
+      if (now.segment != of_segment) {  // while the tiles load
+        works = find_ranges<kOwnsQueries>(ranges, own, now.segment, first);
+        of_segment = now.segment;
       }
       thread_.template wait<kStages - 1>();
       thread_.sync();
-      if (works) work(stage, ranges);
+      if (works) work(stage, now, ranges);
       thread_.sync();  // the tiles have been read
       if (more && kStages == 1) load(0);
     }
@@ -301,11 +312,58 @@ class GatheredTilesBody : protected TileBody<Thread, kHeadDim> {
     }
   }
 
-  // ---- Elements.
+  // ---- Elements. The pairs of a call start at `first_column`.
+
+  // Bit i: does dropout keep the probability of element i of all 64 columns?
+  template <bool kKeysAreRows>
+  BIRKHOFF_DEVICE std::uint32_t kept_pairs(const SampleNoise& noise, const SlotPair& pair) const {
+    const int first_rank = pair.first_key - pair.keys.first_of(pair.segment);
+    return Tile::template kept_pairs<kKeysAreRows>(p_.dropout, noise, [&](int query, int key) {
+      return p_.dropout.element(pair.head.h, pair.first_query + query, first_rank + key);
+    });
+  }
+  // The factor of the probability of element i.
+  BIRKHOFF_DEVICE float kept(std::uint32_t bits, int i) const {
+    if (p_.dropout.p == 0) return 1;
+    return (bits >> i & 1) != 0 ? p_.dropout.scale : 0.0f;
+  }
+
+  // Adds each pair's number for its distance, of `numbers` [B, H, L, R]; null: nothing.
+  template <bool kKeysAreRows, int kGroups>
+  BIRKHOFF_DEVICE void add_numbers(LanePairs<kGroups>& s, const float* numbers,
+                                   const SlotPair& pair, int first_column) const {
+    if (numbers == nullptr) return;
+    BIRKHOFF_UNROLL
+    for (int i = 0; i < 4 * kGroups; ++i) {
+      int query, key;
+      this->template place_of_pair<kKeysAreRows>(first_column / 2 + i, query, key);
+      query += pair.first_query;
+      key += pair.first_key;
+      if (query >= pair.queries.used || key >= pair.keys.used) continue;
+      s[i / 4][i % 4] +=
+          number_of_pair(p_, numbers, pair.head, pair.queries.row(query), pair.keys.row(key));
+    }
+  }
+  // Joins pairs whose rows are queries, of the lane's row of `half`, to `numbers` of places.
+  template <int kGroups, typename Join>
+  BIRKHOFF_DEVICE void join_by_distance(const LanePairs<kGroups>& x, int half, float* numbers,
+                                        float none, const SlotPair& pair, int first_column,
+                                        Join join) const {
+    const int slot = pair.first_query + first_row_ + lane_ / 4 + 8 * half,
+              used = slot < pair.queries.used ? slot : pair.first_query,
+              row = pair.queries.row(used);
+    const std::int64_t place = place_of_query(p_, pair.head, pair.queries, used);
+    Tile::join_by_distance(
+        x, half, numbers + place * p_.distances.rows, p_.distances.rows, none,
+        [&](int column) {
+          const int key = pair.keys.row(pair.first_key + first_column + column);
+          return p_.distances.row_of(key - row);
+        },
+        join);
+  }
 
   // Turns products q . k into logits times log2(e), -infinity where query and key do not see each
-  // other. `own` are the ranges of this lane's rows; the columns' ranges were stored at `ranges`,
-  // and the pairs start at `first_column`.
+  // other. `own` are the ranges of this lane's rows; the columns' ranges were stored at `ranges`.
   template <int kGroups>
   BIRKHOFF_DEVICE void take_logits(LanePairs<kGroups>& s, const PositionRange (&own)[2],
                                    std::uint32_t ranges, int first_column) const {

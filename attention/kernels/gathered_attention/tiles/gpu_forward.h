@@ -15,7 +15,8 @@
 
 namespace birkhoff {
 
-template <typename Thread, int kHeadDim>
+// kTerms: whether there are relative positions or dropout.
+template <typename Thread, int kHeadDim, bool kTerms>
 class GatheredTilesForward : public GatheredTilesBody<Thread, kHeadDim> {
   using Body = GatheredTilesBody<Thread, kHeadDim>;
   using typename Body::Columns;
@@ -30,7 +31,7 @@ class GatheredTilesForward : public GatheredTilesBody<Thread, kHeadDim> {
   static constexpr std::uint32_t kQ = 0, kStages = Shape::kRowsBytes;
 
  public:
-  static constexpr int kThreadBlocks = kHeadDim == 64 ? 3 : 1;
+  static constexpr int kThreadBlocks = kHeadDim > 64 ? 1 : kTerms ? 2 : 3;
   static constexpr int kSharedBytes = kStages + Shape::kForwardStages * Shape::kPairBytes;
   static_assert(kSharedBytes <= Shape::kMaxBytes);
 
@@ -51,17 +52,24 @@ class GatheredTilesForward : public GatheredTilesBody<Thread, kHeadDim> {
 
     this->load_rows(kQ, p_.q, head, queries, first, queries.used);
     MetTiles<Thread, true> tiles(thread_, p_, queries, keys, first, 1);
+    SampleNoise noise;
+    if constexpr (kTerms) noise = SampleNoise(p_.dropout, head.b);
     Columns out = {};
     // Of rows lane / 4 and lane / 4 + 8.
     float maximum[2] = {-kInfinity, -kInfinity}, sum[2] = {0, 0};
     this->template visit_tiles<Shape::kForwardStages>(
         tiles, queries, first,
         [&](int stage) { this->load_pair(k_tile(stage), p_.k, p_.v, of_keys, keys, tiles); },
-        [&](int stage, const PositionRange(&own)[2]) {
+        [&](int stage, const SegmentTile& now, const PositionRange(&own)[2]) {
+          const SlotPair pair{head, queries, keys, first, now.first, now.segment};
           Pairs s = {};
           this->multiply_rows(s, kQ, k_tile(stage), 0);
+          if constexpr (kTerms) {
+            this->template add_numbers<false>(s, p_.distances.scores, pair, 0);
+          }
           this->take_logits(s, own, Body::ranges_of(k_tile(stage)), 0);
           this->take_softmax(s, maximum, sum, out);
+          if constexpr (kTerms) take_terms(s, maximum, pair, noise);
           this->multiply_columns(out, s, Body::second_of(k_tile(stage)), 0);
         });
     finish(out, maximum, sum, head, queries, first);
@@ -71,6 +79,24 @@ class GatheredTilesForward : public GatheredTilesBody<Thread, kHeadDim> {
   static BIRKHOFF_DEVICE std::uint32_t k_tile(int stage) {
     return kStages + stage * Shape::kPairBytes;
   }
+  // Dropout, and the sums for relative positions of values.
+  BIRKHOFF_DEVICE void take_terms(Pairs& s, const float (&maximum)[2], const SlotPair& pair,
+                                  const SampleNoise& noise) const {
+    if (p_.dropout.p > 0) {
+      const std::uint32_t kept = this->template kept_pairs<false>(noise, pair);
+      BIRKHOFF_UNROLL
+      for (int i = 0; i < 32; ++i) s[i / 4][i % 4] *= this->kept(kept, i);
+    }
+    if (p_.distances.p == nullptr || first_column_ != 0) return;
+    BIRKHOFF_UNROLL
+    for (int half = 0; half < 2; ++half) {
+      this->join_by_distance(s, half, p_.distances.p, -kInfinity, pair, 0,
+                             [&](float number, float value) {
+                               return this->logarithm_of(number, value, maximum[half]);
+                             });
+    }
+  }
+
   BIRKHOFF_DEVICE void finish(const Columns& out, const float (&maximum)[2], const float (&sum)[2],
                               GpuHead head, const GpuHeadLists& queries, int first) const {
     constexpr float kLn2 = 0.6931471805599453f;
@@ -86,11 +112,17 @@ class GatheredTilesForward : public GatheredTilesBody<Thread, kHeadDim> {
       const int row = this->first_row_ + lane_ / 4 + 8 * half;
       if (first_column_ == 0 && lane_ % 4 == 0 && row < count) {
         const bool once = p_.queries.once;
-        const std::int64_t at =
-            once ? entry_of(head, p_.heads, p_.queries.rows, queries.row(first + row))
-                 : entry_of(head, p_.heads, p_.queries.slots, first + row);
+        const std::int64_t at = place_of_query(p_, head, queries, first + row);
         (once ? p_.max : p_.slot_max)[at] = total > 0 ? largest * kLn2 : 0;
         (once ? p_.sum : p_.slot_sum)[at] = total;
+      }
+      if constexpr (kTerms) {
+        if (p_.distances.p == nullptr || first_column_ != 0) continue;
+        thread_.sync_warp();  // the other lanes of the row have joined theirs
+        if (row >= count) continue;
+        const std::int64_t place = place_of_query(p_, head, queries, first + row);
+        this->take_probabilities(p_.distances.p + place * p_.distances.rows, p_.distances.rows,
+                                 largest, total == 0 ? 0 : 1 / total);
       }
     }
     this->store_rows(out, factor, head, p_.heads, queries, first, p_.slot_out, p_.out, kQ);

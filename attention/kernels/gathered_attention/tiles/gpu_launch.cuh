@@ -3,8 +3,7 @@
 // describe what the kernels compute, own and keep in shared memory.
 #pragma once
 
-#include "attention/kernels/gathered_attention/tiles/gpu_backward.h"
-#include "attention/kernels/gathered_attention/tiles/gpu_forward.h"
+#include "attention/kernels/gathered_attention/tiles/gpu_kernels.h"
 #include "attention/kernels/tile_attention/gpu_launch.cuh"
 
 namespace birkhoff {
@@ -12,14 +11,15 @@ namespace birkhoff {
 template <int kHeadDim>
 void launch_gathered_tiles(const GatheredParams& params, cudaStream_t stream) {
   with_16_bit_type(params.dtype, [&]<typename T>() {
-    launch_body<GatheredTilesForward<GpuThread<T>, kHeadDim>>(params, stream);
+    with_forward_tiles<GpuThread<T>, kHeadDim>(
+        params, [&]<typename Body>() { launch_body<Body>(params, stream); });
   });
 }
 template <int kHeadDim>
 void launch_gathered_tiles_backward(const GatheredParams& params, cudaStream_t stream) {
   with_16_bit_type(params.dtype, [&]<typename T>() {
-    launch_body<GatheredTilesQueries<GpuThread<T>, kHeadDim>>(params, stream);
-    launch_body<GatheredTilesKeys<GpuThread<T>, kHeadDim>>(params, stream);
+    for_each_backward_tiles<GpuThread<T>, kHeadDim>(
+        params, [&]<typename Body>() { launch_body<Body>(params, stream); });
   });
 }
 

@@ -1,14 +1,10 @@
 // The source code of the GPU block-attention kernels, run on the CPU by an emulated block of
-// threads, against fp64. Also tests their index arithmetic.
+// threads, against fp64.
 #include <ATen/ATen.h>
 #include <c10/core/GradMode.h>
 #include <gtest/gtest.h>
 
-#include <set>
-#include <tuple>
-
 #include "attention/kernels/block_attention/gpu_arguments.h"
-#include "attention/kernels/block_attention/gpu_forward.h"
 #include "attention/kernels/block_attention/gpu_kernels.h"
 #include "attention/kernels/block_attention/gpu_terms.h"
 #include "tests/attention/kernels/block_attention/block_attention_problem.h"
@@ -29,7 +25,8 @@ void run_kernel(const BlockAttentionParams& params, bool backwards) {
 template <EmulatedNumber kNumber, int kHeadDim>
 void run_forward(const BlockAttentionParams& params, bool backwards) {
   using Thread = EmulatedThread<kNumber>;
-  run_kernel<Thread, BlockAttentionForward<Thread, kHeadDim>>(params, backwards);
+  with_forward_kernel<Thread, kHeadDim>(
+      params, [&]<typename Body>() { run_kernel<Thread, Body>(params, backwards); });
 }
 template <EmulatedNumber kNumber, int kHeadDim>
 void run_backward(const BlockAttentionParams& params, bool backwards) {
@@ -51,16 +48,11 @@ void with_kernel(const BlockAttentionParams& params, Function f) {
   with_head_dim(params.head_dim, with_number);
 }
 
-// Returns out, d_q, then the gradients of the table and the sink that there are, and then for each
+// Returns out, d_q, then the gradients of the tables and the sink that there are, and then for each
 // entry d_k, d_v and, if there is one, d_bias, for one softmax.
 std::vector<at::Tensor> solve_entries(const BlockAttention& in, const at::Tensor& d_out,
                                       NoiseColumns columns, bool backwards) {
-  BlockOperands operands = operands_of(in, columns);
-  operands.q_BHNbD = with_aligned_rows(operands.q_BHNbD);
-  for (KeyBlocks& keys : operands.keys) {
-    keys.k_BHNbD = with_aligned_rows(keys.k_BHNbD);
-    keys.v_BHNbD = with_aligned_rows(keys.v_BHNbD);
-  }
+  const BlockOperands operands = with_gpu_rows(operands_of(in, columns));
   const BlockResults results = new_results(operands);
   BlockGradients gradients = new_gradients(operands, at::kFloat);
   // Numbers that a kernel forgets to write stay NaN.
@@ -72,28 +64,35 @@ std::vector<at::Tensor> solve_entries(const BlockAttention& in, const at::Tensor
       if (x.defined()) x.fill_(NAN);
     }
   }
-  const DistanceScores distances = distance_scores(operands, /*backward=*/true);
-  const BlockAttentionParams params = block_attention_params(operands, results, distances);
+  const DistanceTerms terms = forward_terms(operands);
+  const BlockAttentionParams params = block_attention_params(operands, results, terms);
   with_kernel(params, [&]<EmulatedNumber kNumber, int kHeadDim>() {
     run_forward<kNumber, kHeadDim>(params, backwards);
   });
+  add_values(terms, results);
   const at::Tensor delta = at::full_like(results.softmax_2BHNb[0], NAN);
-  const at::Tensor aligned = with_aligned_rows(d_out);
+  const at::Tensor aligned = with_aligned_rows(with_whole_columns(d_out));
+  const DistanceTerms backward_terms = birkhoff::backward_terms(operands, aligned);
   const BlockAttentionParams backward_params =
-      block_attention_params(operands, results, aligned, delta, distances, gradients);
+      block_attention_params(operands, results, aligned, delta, backward_terms, gradients);
   with_kernel(params, [&]<EmulatedNumber kNumber, int kHeadDim>() {
     run_backward<kNumber, kHeadDim>(backward_params, backwards);
   });
-  add_term_gradients(operands, results, delta, distances, gradients);
+  add_term_gradients(operands, results, aligned, delta, backward_terms, gradients);
 
-  std::vector<at::Tensor> result{results.out_BHNbD, gradients.d_q_BHNbD};
-  for (const at::Tensor& each : {gradients.d_relative_keys_HRD, gradients.d_sink_H}) {
-    if (each.defined()) result.push_back(each);
-  }
+  std::vector<at::Tensor> result;
+  const auto add_rows = [&](const at::Tensor& x) {
+    if (x.defined()) result.push_back(x.narrow(-1, 0, d_out.size(4)));
+  };
+  add_rows(results.out_BHNbD);
+  add_rows(gradients.d_q_BHNbD);
+  add_rows(gradients.d_relative_keys_HRD);
+  add_rows(gradients.d_relative_values_HRD);
+  if (gradients.d_sink_H.defined()) result.push_back(gradients.d_sink_H);
   for (std::size_t s = 0; s < operands.keys.size(); ++s) {
     const KeyGradients& keys = gradients.keys[s];
-    result.push_back(keys.d_k_BHNbD);
-    result.push_back(keys.d_v_BHNbD);
+    add_rows(keys.d_k_BHNbD);
+    add_rows(keys.d_v_BHNbD);
     if (!keys.d_bias.defined()) continue;
     const at::Tensor& bias = operands.keys[s].bias_BHNbb;
     result.push_back(at::sum_to(keys.d_bias, bias.sizes()).to(d_out.scalar_type()));
@@ -119,7 +118,8 @@ std::vector<at::Tensor> solve_emulated(const BlockProblem& problem, bool backwar
     if (result.empty()) {
       result = part;
     } else {
-      const std::size_t num_shared = 2u + in.relative.defined() + in.sink_H.defined();
+      const std::size_t num_shared =
+          2u + in.relative.defined() + in.relative.values_HRD.defined() + in.sink_H.defined();
       for (std::size_t i = 0; i < num_shared; ++i) result[i] = result[i] + part[i];
       result.insert(result.end(), part.begin() + static_cast<std::ptrdiff_t>(num_shared),
                     part.end());
@@ -343,13 +343,69 @@ TEST(BlockAttentionEmulation, RelativePositions) {
                       200, -199, false, 34));
 }
 
+// In one kernel for queries and one for keys, whatever the keys.
+TEST(BlockAttentionEmulation, RelativePositionsOfValues) {
+  const KeyChoice window{.first_offset = -1, .causal = true, .mask = KeyChoice::kPairs},
+      encoder{.first_offset = -1, .last_offset = 1};
+  check(with_relative(make_block_problem({.batch = 2, .heads = 2, .blocks = 2, .block = 37},
+                                         {kSorted, kOwn}, at::kBFloat16, 1, 0.2f, 50),
+                      9, -8, false, 50, true));
+  check(
+      with_sink(with_relative(make_block_problem({.heads = 2, .blocks = 3, .block = 32, .group = 2},
+                                                 {encoder}, at::kHalf, 1, 0, 51),
+                              41, -20, true, 51, true),
+                51));
+  // Two tiles of queries, and keys that many queries do not see.
+  check(with_relative(make_block_problem({.batch = 2, .heads = 2, .blocks = 2, .block = 70},
+                                         {window}, at::kBFloat16, 3, 0.3f, 52),
+                      65, -64, true, 52, true));
+  check(with_relative(make_block_problem({.heads = 2, .blocks = 2, .block = 24},
+                                         {{.mask = KeyChoice::kQueries}}, at::kHalf, 1, 0, 15),
+                      11, -5, false, 53, true));
+  BlockProblem added = make_block_problem({.heads = 2, .blocks = 2, .block = 24, .head_dim = 40},
+                                          {kOwn, kSorted}, at::kBFloat16, 1, 0, 54);
+  added.attention.one_softmax = false;
+  check(with_relative(added, 5, -2, false, 54, true));
+  for (const std::int64_t head_dim : {128, 256}) {
+    check(with_sink(
+        with_relative(
+            make_block_problem({.blocks = 2, .block = 32, .head_dim = head_dim, .group = 2},
+                               {{.first_offset = -1, .causal = true}}, at::kBFloat16, 1, 0.2f, 55),
+            33, -32, true, 55, true),
+        55));
+  }
+}
+
+// Logits that grow from tile to tile: earlier sums are relative to an earlier maximum.
+TEST(BlockAttentionEmulation, SumsByDistanceOfGrowingLogits) {
+  BlockProblem problem = make_block_problem({.blocks = 2, .block = 140}, {{.first_offset = -1}},
+                                            at::kBFloat16, 1, 0, 56);
+  const at::Tensor size = at::arange(1, 281).view({1, 1, 2, 140, 1}) / 70.0;
+  problem.attention.keys[0].k_BHNbD = problem.attention.keys[0].k_BHNbD.detach() * size;
+  problem = problem.to(at::kBFloat16);
+  check(with_relative(problem, 31, -15, true, 56, true));
+}
+
+// Rows are padded to a multiple of 8 columns.
+TEST(BlockAttentionEmulation, HeadsOfAnyNumberOfChannels) {
+  for (const std::int64_t head_dim : {1, 33, 129}) {
+    BlockProblem problem = with_relative(
+        make_block_problem({.heads = 2, .blocks = 2, .block = 24, .head_dim = head_dim},
+                           {kSorted, kOwn}, at::kBFloat16, 1, 0.2f, 57),
+        9, -8, true, 57, true);
+    check(with_sink(problem, 57));
+  }
+}
+
 // Distances that are all clipped to one row.
 TEST(BlockAttentionEmulation, TablesOfOneRow) {
   for (const auto& [rows, least] : {std::pair{1, 0}, {3, -500}, {3, 500}}) {
-    const BlockProblem problem = with_relative(
-        make_block_problem({.blocks = 2, .block = 24}, {kOwn}, at::kBFloat16, 1, 0, 35), rows,
-        least, false, 35);
-    check(with_sink(problem, 35));  // without a sink the gradient of the table is 0
+    for (const bool values : {false, true}) {
+      const BlockProblem problem = with_relative(
+          make_block_problem({.blocks = 2, .block = 24}, {kOwn}, at::kBFloat16, 1, 0, 35), rows,
+          least, false, 35, values);
+      check(with_sink(problem, 35));  // without a sink the gradient of keys' table is 0
+    }
   }
 }
 
@@ -369,9 +425,7 @@ TEST(BlockAttentionEmulation, TablesThatTheKernelsRefuse) {
                     false, 37)
           .attention;
   EXPECT_EQ(why_not_gpu_kernels(fits), "");
-  BlockAttention values = fits, twice = fits;
-  values.relative.values_HRD = values.relative.keys_HRD;
-  EXPECT_EQ(why_not_gpu_kernels(values), "relative positions have values");
+  BlockAttention twice = fits;
   for (KeyBlocks& keys : twice.keys) keys.in_place = true;
   EXPECT_EQ(why_not_gpu_kernels(twice), "relative positions apply to several sources of keys");
   twice.one_softmax = false;
@@ -383,6 +437,9 @@ TEST(BlockAttentionEmulation, SameBitsInAnyOrderOfThreads) {
        {with_relative(make_block_problem({.blocks = 2, .block = 37}, {kSorted, kOwn}, at::kBFloat16,
                                          1, 0, 13),
                       9, -4, false, 13),
+        with_relative(
+            make_block_problem({.blocks = 2, .block = 70}, {kOwn}, at::kBFloat16, 1, 0.2f, 49), 9,
+            -4, false, 49, true),
         make_block_problem({.blocks = 2, .block = 96}, {kSorted, kOwn}, at::kBFloat16, 1, 0.2f, 48),
         make_block_problem({.blocks = 2, .block = 65, .group = 2}, {{.first_offset = -1}},
                            at::kBFloat16, 1, 0, 14)}) {
@@ -391,96 +448,6 @@ TEST(BlockAttentionEmulation, SameBitsInAnyOrderOfThreads) {
       EXPECT_TRUE(at::equal(forwards[i], backwards[i])) << problem.name << " tensor " << i;
     }
   }
-}
-
-// ---- Index arithmetic.
-
-struct Source {
-  KeyWindow window;
-};
-// Source; head in the group, block and first token of the queries; offset and first token of the
-// keys.
-using Pair = std::tuple<int, int, int, int, int, int>;
-
-TEST(BlockAttentionTiles, EachVisiblePairOfTilesIsListedOnce) {
-  const std::vector<Source> sources{
-      {{0, 0, false}}, {{-2, 0, true}}, {{-1, 1, true}}, {{1, 2, false}}};
-  constexpr int kGroup = 3;
-  for (const int blocks : {1, 2, 5}) {
-    for (const int block : {1, 64, 65, 200}) {
-      std::multiset<Pair> expected, of_queries, of_keys;
-      const int num_sources = static_cast<int>(sources.size());
-      for (int s = 0; s < num_sources; ++s) {
-        const KeyWindow& window = sources[static_cast<std::size_t>(s)].window;
-        for (int n = 0; n < blocks; ++n) {
-          for (int m = 0; m < blocks; ++m) {
-            const int offset = m - n;
-            if (offset < window.first_offset || offset > window.last_offset) continue;
-            for (int i = 0; i < block; i += kTileRows) {
-              for (int j = 0; j < block; j += kTileRows) {
-                if (window.causal && offset == 0 && j > i) continue;
-                for (int h = 0; h < kGroup; ++h) expected.insert({s, h, n, i, offset, j});
-              }
-            }
-          }
-        }
-        for (int m = 0; m < blocks; ++m) {
-          for (int j = 0; j < block; j += kTileRows) {
-            QueryTiles tiles(window, kGroup, blocks, block, m, j);
-            while (tiles.next()) {
-              of_keys.insert({s, tiles.head(), tiles.n(), tiles.first_query(), tiles.offset(), j});
-            }
-          }
-        }
-      }
-      for (int n = 0; n < blocks; ++n) {
-        for (int i = 0; i < block; i += kTileRows) {
-          KeyTiles<Source> tiles(sources.data(), num_sources, blocks, block, n, i);
-          while (tiles.next()) {
-            for (int h = 0; h < kGroup; ++h) {
-              of_queries.insert({tiles.source(), h, n, i, tiles.offset(), tiles.first_key()});
-            }
-          }
-        }
-      }
-      EXPECT_EQ(of_queries, expected) << blocks << " blocks of " << block;
-      EXPECT_EQ(of_keys, expected) << blocks << " blocks of " << block;
-    }
-  }
-}
-
-template <int kColumns>
-void check_places() {
-  std::set<std::uint32_t> places;
-  for (int row = 0; row < kTileRows; ++row) {
-    for (int column = 0; column < kColumns; ++column) {
-      const std::uint32_t place = place_in_tile<kColumns>(row, column);
-      EXPECT_LT(place, 2 * kTileRows * kColumns);
-      EXPECT_TRUE(places.insert(place).second) << row << ", " << column;
-      // As the kernels step along a row and down a tile.
-      EXPECT_EQ(further_right(128 * 5 + place_in_tile<kColumns>(row, column % 8), column / 8 * 8),
-                128 * 5 + place);
-      EXPECT_EQ(further_right(place_in_tile<kColumns>(row, column % 16), column / 16 * 16), place);
-      EXPECT_EQ(
-          place_in_tile<kColumns>(row % 8, column) + static_cast<unsigned>(row / 8) * 16 * kColumns,
-          place);
-    }
-  }
-  // A warp that stores its part of a result, two numbers per lane, hits each bank once.
-  for (int j = 0; j < kColumns; j += 8) {
-    std::set<std::uint32_t> banks;
-    for (int lane = 0; lane < 32; ++lane) {
-      const Place place = place_in_c(lane, 0);
-      banks.insert(place_in_tile<kColumns>(place.row, j + place.column) / 4 % 32);
-    }
-    EXPECT_EQ(banks.size(), 32u);
-  }
-}
-
-TEST(BlockAttentionTiles, PlacesAreDistinctAndFreeOfBankConflicts) {
-  check_places<64>();
-  check_places<128>();
-  check_places<256>();
 }
 
 }  // namespace

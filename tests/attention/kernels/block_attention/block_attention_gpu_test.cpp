@@ -2,6 +2,8 @@
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+
 #include "attention/kernels/block_attention/paths.h"
 #include "tests/attention/kernels/block_attention/block_attention_problem.h"
 #include "tests/kernel_error.h"
@@ -50,6 +52,13 @@ TEST(BlockAttentionKernel, SmallShapesWithAllTerms) {
                                       {kSorted, kOwn}, at::kBFloat16, 1, 0.2f, 8),
                                   9, -8, false, 8),
                     8));
+    check(with_relative(
+        make_block_problem({.heads = 2,
+                            .blocks = 2,
+                            .block = 70,
+                            .head_dim = std::min<std::int64_t>(head_dim + 1, 256)},
+                           {{.first_offset = -1, .causal = true}}, at::kBFloat16, 1, 0.2f, 11),
+        33, -32, true, 11, true));
     check(with_sink(
         with_relative(
             make_block_problem({.blocks = 2, .block = 70, .head_dim = head_dim, .group = 2},

@@ -19,7 +19,8 @@ BlockProblem BlockProblem::to(at::ScalarType dtype, at::Device device) const {
     return other.leaves.back();
   };
   other.attention.q_BHNbD = leaf(attention.q_BHNbD);
-  for (at::Tensor* each : {&other.attention.relative.keys_HRD, &other.attention.sink_H}) {
+  for (at::Tensor* each : {&other.attention.relative.keys_HRD, &other.attention.relative.values_HRD,
+                           &other.attention.sink_H}) {
     if (each->defined()) *each = leaf(*each);
   }
   for (KeyBlocks& keys : other.attention.keys) {
@@ -100,16 +101,18 @@ BlockProblem make_block_problem(const BlockShape& shape, const std::vector<KeyCh
 }
 
 BlockProblem with_relative(BlockProblem problem, std::int64_t rows, std::int64_t least,
-                           bool per_head, std::uint64_t seed) {
+                           bool per_head, std::uint64_t seed, bool values) {
   const at::Tensor& q = problem.attention.q_BHNbD;
-  problem.attention.relative = {
-      .keys_HRD = random_tensor({per_head ? q.size(1) : 1, rows, q.size(4)}, q.scalar_type(), seed),
-      .values_HRD = {},
-      .least = least};
+  const auto table = [&](std::uint64_t table_seed) {
+    return random_tensor({per_head ? q.size(1) : 1, rows, q.size(4)}, q.scalar_type(), table_seed);
+  };
+  problem.attention.relative = {.keys_HRD = table(seed),
+                                .values_HRD = values ? table(seed + 1000) : at::Tensor(),
+                                .least = least};
   for (KeyBlocks& keys : problem.attention.keys) {
     keys.in_place = !problem.attention.one_softmax || &keys == &problem.attention.keys.back();
   }
-  problem.name += fmt::format(", {} rows from {}", rows, least);
+  problem.name += fmt::format(", {} rows from {}{}", rows, least, values ? ", of values" : "");
   return problem.to(q.scalar_type());
 }
 

@@ -21,7 +21,7 @@ BlockTopK random_choice(std::int64_t L, std::int64_t block, std::int64_t others,
                    k = random_tensor({2, 3, L, head_dim}, dtype, 2);
   return {.q_BHLD = q,
           .k_BHLD = k,
-          .documents = {segments_BL, lengths_B, q},
+          .documents = {segments_BL, lengths_B, q, /*num_documents=*/0},
           .block = block,
           .others = others,
           .causal = causal};

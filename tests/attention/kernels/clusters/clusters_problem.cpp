@@ -68,7 +68,7 @@ ClusterProblem cluster_problem(const ClusterSizes& s, at::ScalarType dtype, std:
   if (s.padding) lengths_B = s.L - at::arange(s.B) * (s.L / 2);
   return {.x_BHLD = x.detach().set_requires_grad(true),
           .centroids_HKD = unit_centroids(s.H, s.K, s.D, sums),
-          .documents = Documents(segments_BL, lengths_B, x),
+          .documents = Documents(segments_BL, lengths_B, x, /*num_documents=*/0),
           .length = 2.5,
           .window = s.window};
 }

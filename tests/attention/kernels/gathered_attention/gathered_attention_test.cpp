@@ -439,6 +439,12 @@ TEST(GatheredAttention, RefusesWhatDoesNotFit) {
       },
       "segment 1 of list 0 ends at 1, which must be in [2, 3]");
   expect_error([&] { make_row_lists(list({0}), list({2}), 4); }, "ends at 2");
+  EXPECT_TRUE(make_row_lists(list({0, 1, 1, 2}), list({2, 4}), 3, /*distinct=*/true).distinct);
+  expect_error(
+      [&] {
+        make_row_lists(list({0, 1, 1, 2}), list({4}), 3, /*distinct=*/true);
+      },
+      "row 1 is twice in a segment of list 0");
   expect_error([&] { make_row_lists(list({0}).to(at::kLong), list({1}), 4); }, "must be int32");
   expect_error([&] { make_row_lists(list({0}).flatten(), list({1}), 4); },
                "rows must be [B, H, P]");

@@ -1,6 +1,8 @@
 // The GPU kernels of attention over gathered rows, run on the CPU by tests/emulated_cuda.
-#define launch_gathered_attention emulate_launch_gathered_attention
+#define launch_gathered_slots emulate_launch_gathered_slots
+#define launch_gathered_merge emulate_launch_gathered_merge
 #define launch_gathered_attention_backward emulate_launch_gathered_attention_backward
+#define launch_sums_of_slots emulate_launch_sums_of_slots
 #define launch_counting_sort emulate_launch_number_groups
 #define launch_gathered_tiles emulate_launch_gathered_tiles
 #define launch_gathered_tiles_backward emulate_launch_gathered_tiles_backward
@@ -32,14 +34,21 @@ void emulate_number_groups(const CountingSortParams& params) {
   emulate_launch_number_groups(params, nullptr);
 }
 
-void emulate_gathered_attention(const GatheredParams& params, const EmulatedTiles* tiles) {
+void emulate_gathered_slots(const GatheredParams& params, const EmulatedTiles* tiles) {
   emulated_tiles = tiles;
-  emulate_launch_gathered_attention(params, nullptr);
+  emulate_launch_gathered_slots(params, nullptr);
+}
+void emulate_gathered_merge(const GatheredParams& params) {
+  emulate_launch_gathered_merge(params, nullptr);
 }
 
 void emulate_gathered_attention_backward(const GatheredParams& params, const EmulatedTiles* tiles) {
   emulated_tiles = tiles;
   emulate_launch_gathered_attention_backward(params, nullptr);
+}
+void emulate_sums_of_slots(const GatheredParams& params, const float* numbers, int columns,
+                           const RowsParams& sums) {
+  emulate_launch_sums_of_slots(params, numbers, columns, sums, nullptr);
 }
 
 }  // namespace test

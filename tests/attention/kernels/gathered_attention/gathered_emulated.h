@@ -21,8 +21,11 @@ struct EmulatedTiles {
 
 void emulate_number_groups(const CountingSortParams& params);
 // `tiles` is only used with GatheredParams::tensor_cores.
-void emulate_gathered_attention(const GatheredParams& params, const EmulatedTiles* tiles);
+void emulate_gathered_slots(const GatheredParams& params, const EmulatedTiles* tiles);
+void emulate_gathered_merge(const GatheredParams& params);
 void emulate_gathered_attention_backward(const GatheredParams& params, const EmulatedTiles* tiles);
+void emulate_sums_of_slots(const GatheredParams& params, const float* numbers, int columns,
+                           const RowsParams& sums);
 
 // Results as solve() returns them (gathered_problem.h). Memory that the kernels must write holds
 // NaN before. With `tiles` the problem must be one for tensor cores; without, they are not used.

@@ -133,15 +133,16 @@ class GatheredKernelMergedAs : public ::testing::TestWithParam<SlotMerge> {};
 INSTANTIATE_TEST_SUITE_P(Merges, GatheredKernelMergedAs,
                          ::testing::Values(SlotMerge::kOneSoftmax, SlotMerge::kMean));
 
-// Relative positions, sinks and grouped queries. Of a mean, delta comes from outputs that are not
-// rounded.
+// Relative positions, dropout, sinks and grouped queries. Of a mean, delta comes from outputs that
+// are not rounded.
 TEST_P(GatheredKernelMergedAs, ErrorsWithTermsAreThoseOfTheReference) {
   for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16, at::kHalf}) {
     const double product_eps = out_rounding(GetParam() == SlotMerge::kMean ? at::kFloat : dtype);
     int checked = 0;
     for (int seed = 0; seed < 60; seed += 4) {
-      checked += expect_errors_of_the_reference(seed, dtype, 100, product_eps, emulate, GetParam(),
-                                                random_problem_for_gpus);
+      checked += expect_errors_of_the_reference(
+          seed, dtype, 100, product_eps, emulate, GetParam(),
+          seed % 8 == 0 ? random_problem_with_dropout : random_problem_with_terms);
     }
     EXPECT_GT(checked, 5) << dtype;
   }
@@ -149,14 +150,15 @@ TEST_P(GatheredKernelMergedAs, ErrorsWithTermsAreThoseOfTheReference) {
 
 TEST_P(GatheredKernelMergedAs, IsNearTheReferenceWithTerms) {
   for (int seed = 1; seed < 120; seed += 9) {
-    GatheredProblem problem = random_problem_for_gpus(seed);
+    GatheredProblem problem =
+        seed % 2 == 0 ? random_problem_with_dropout(seed) : random_problem_with_terms(seed);
     problem.attention.merge = GetParam();
     expect_near_the_reference(problem);
   }
 }
 
-// With this many heads a block adds up the gradient of the table for all tiles of its head.
-TEST_P(GatheredKernelMergedAs, BlocksOfManyTilesAddUpTheTable) {
+// All heads share the tables.
+TEST_P(GatheredKernelMergedAs, ManyHeadsAddUpTheTables) {
   GatheredProblem problem = window_problem(1, 130, 40, 12);
   GatheredAttention& in = problem.attention;
   in.merge = GetParam();
@@ -164,6 +166,7 @@ TEST_P(GatheredKernelMergedAs, BlocksOfManyTilesAddUpTheTable) {
     *x = x->detach().narrow(3, 0, 5);
   }
   in.relative.keys_HRD = random_tensor({1, 21, 5}, at::kFloat, 9);
+  in.relative.values_HRD = random_tensor({1, 21, 5}, at::kFloat, 10);
   in.relative.least = -20;
   expect_near_the_reference(problem.to(at::kFloat));
 }

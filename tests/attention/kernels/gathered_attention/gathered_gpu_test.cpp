@@ -15,7 +15,8 @@ GatheredProblem on_gpu(const GatheredProblem& problem) {
     if (x.defined()) x = x.detach().to(at::kCUDA);
   };
   GatheredAttention& in = there.attention;
-  for (at::Tensor* x : {&in.q_BHLD, &in.k_BHSD, &in.v_BHSD, &in.relative.keys_HRD, &in.sink_H}) {
+  for (at::Tensor* x : {&in.q_BHLD, &in.k_BHSD, &in.v_BHSD, &in.relative.keys_HRD,
+                        &in.relative.values_HRD, &in.sink_H}) {
     move(*x);
     if (x->defined()) x->set_requires_grad(true);
   }
@@ -24,10 +25,15 @@ GatheredProblem on_gpu(const GatheredProblem& problem) {
     move(*x);
   }
   for (RowLists* lists : {&in.rows.queries, &in.rows.keys}) {
-    RowLists made = make_row_lists(lists->rows_BHP.cuda(), lists->ends_BHG.cuda(), lists->num_rows);
+    RowLists made = make_row_lists(lists->rows_BHP.cuda(), lists->ends_BHG.cuda(), lists->num_rows,
+                                   lists->distinct);
     made.once = lists->once;
     made.whole = lists->whole;
     *lists = made;
+  }
+  if (in.noise) {
+    move(in.noise->step);
+    move(in.noise->sample_ids_B);
   }
   return there;
 }
@@ -58,13 +64,16 @@ class GatheredKernelMergedAs : public ::testing::TestWithParam<SlotMerge> {};
 INSTANTIATE_TEST_SUITE_P(Merges, GatheredKernelMergedAs,
                          ::testing::Values(SlotMerge::kOneSoftmax, SlotMerge::kMean));
 
-// Relative positions, sinks and grouped queries. Also run under compute-sanitizer.
+// Relative positions, dropout, sinks and grouped queries, on tensor cores where keys are distinct.
+// Also run under compute-sanitizer.
 TEST_P(GatheredKernelMergedAs, SmallWithTermsIsAsExactAsTheReference) {
-  const bool mean = GetParam() == SlotMerge::kMean;
   for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16, at::kHalf}) {
     for (int seed = 0; seed < 60; ++seed) {
-      expect_errors_of_the_reference(seed, dtype, 300, out_rounding(mean ? at::kFloat : dtype),
-                                     solve_on_gpu, GetParam(), random_problem_for_gpus);
+      for (const auto random_problem : {random_problem_with_terms, random_problem_with_dropout,
+                                        random_problem_of_distinct_keys}) {
+        expect_errors_of_the_reference(seed, dtype, 300, out_rounding(dtype), solve_on_gpu,
+                                       GetParam(), random_problem);
+      }
     }
   }
 }

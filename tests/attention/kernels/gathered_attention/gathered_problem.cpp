@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <numeric>
 #include <random>
 
 #include "attention/kernels/counting_sort/counting_sort.h"
@@ -78,17 +79,11 @@ GatheredProblem random_problem_with_dropout(int seed, int draw_index) {
   return problem;
 }
 
-GatheredProblem random_problem_for_gpus(int seed, int draw_index) {
-  GatheredProblem problem = random_problem_with_terms(seed, draw_index);
-  problem.attention.relative.values_HRD = at::Tensor();
-  return problem;
-}
-
 GatheredProblem random_problem_for_tensor_cores(int seed, int draw_index, std::int64_t columns) {
-  GatheredProblem problem = random_problem_for_gpus(seed, draw_index);
+  GatheredProblem problem = random_problem_with_terms(seed, draw_index);
   GatheredAttention& in = problem.attention;
   in.relative = {};
-  if (columns == 0) columns = (in.q_BHLD.size(3) + 7) / 8 * 8;
+  if (columns == 0) columns = in.q_BHLD.size(3);
   auto tensor_seed =
       1000 * static_cast<std::uint64_t>(seed) + 10 * static_cast<std::uint64_t>(draw_index);
   for (at::Tensor* x : {&in.q_BHLD, &in.k_BHSD, &in.v_BHSD, &problem.d_out_BHLD}) {
@@ -116,14 +111,18 @@ GatheredProblem dense_problem(std::int64_t num_tokens) {
   return problem.to(at::kFloat);
 }
 
-GatheredProblem random_problem_of_rows_once(int seed, int draw_index, std::int64_t columns) {
-  GatheredProblem problem = random_problem_for_tensor_cores(seed, draw_index, columns);
-  GatheredRows& rows = problem.attention.rows;
+namespace {
+
+// Lists of the same shape that have no row twice; for some seeds the last rows are in no segment.
+void list_rows_once(GatheredRows& rows, int seed, int draw_index) {
   std::mt19937 random(static_cast<unsigned>(100 * seed + draw_index));
   for (RowLists* lists : {&rows.queries, &rows.keys}) {
     const std::int64_t G = lists->ends_BHG.size(2), R = lists->num_rows,
                        unlisted = seed % 4 < 2 ? 0 : R / 5;
-    if (G == 0) continue;
+    if (G == 0) {
+      lists->distinct = true;
+      continue;
+    }
     const at::Tensor segment_BHR =
         at::empty({lists->rows_BHP.size(0), lists->rows_BHP.size(1), R}, at::kInt);
     auto* segment = segment_BHR.mutable_data_ptr<std::int32_t>();
@@ -134,6 +133,48 @@ GatheredProblem random_problem_of_rows_once(int seed, int draw_index, std::int64
     const RankedIndices groups = ranked_counting_sort(segment_BHR, G);
     *lists = make_permuted_lists(groups.sorted.order_BHP, groups.sorted.starts_BHR.narrow(2, 1, G),
                                  groups.ranks.position_BHP, unlisted == 0);
+  }
+}
+
+// Lists of the same shape whose segments have distinct rows.
+RowLists with_distinct_rows(const RowLists& lists, std::mt19937& random) {
+  const std::int64_t P = lists.rows_BHP.size(2), G = lists.ends_BHG.size(2), R = lists.num_rows;
+  const at::Tensor rows = lists.rows_BHP.clone(), ends = lists.ends_BHG.clone();
+  std::vector<std::int32_t> all(static_cast<std::size_t>(R));
+  std::iota(all.begin(), all.end(), 0);
+  for (std::int64_t head = 0; head < rows.size(0) * rows.size(1); ++head) {
+    auto* row = rows.mutable_data_ptr<std::int32_t>() + head * P;
+    auto* end = ends.mutable_data_ptr<std::int32_t>() + head * G;
+    std::int32_t first = 0, made = 0;  // of the old and the new segment
+    for (std::int64_t g = 0; g < G; ++g) {
+      std::shuffle(all.begin(), all.end(), random);
+      const std::int32_t old_end = end[g],
+                         count = std::min(old_end - first, static_cast<std::int32_t>(R));
+      std::copy_n(all.begin(), count, row + made);
+      first = old_end;
+      end[g] = made += count;
+    }
+  }
+  return make_row_lists(rows, ends, R, /*distinct=*/true);
+}
+
+}  // namespace
+
+GatheredProblem random_problem_of_rows_once(int seed, int draw_index, std::int64_t columns) {
+  GatheredProblem problem = random_problem_for_tensor_cores(seed, draw_index, columns);
+  list_rows_once(problem.attention.rows, seed, draw_index);
+  return problem;
+}
+
+GatheredProblem random_problem_of_distinct_keys(int seed, int draw_index) {
+  GatheredProblem problem = seed % 3 == 0 ? random_problem_with_terms(seed, draw_index)
+                                          : random_problem_with_dropout(seed, draw_index);
+  GatheredRows& rows = problem.attention.rows;
+  if (seed % 4 == 1) {
+    list_rows_once(rows, seed, draw_index);
+  } else {
+    std::mt19937 random(static_cast<unsigned>(100 * seed + draw_index));
+    rows.keys = with_distinct_rows(rows.keys, random);
   }
   return problem;
 }
@@ -308,7 +349,9 @@ bool expect_errors_of_the_reference(
       raise(scale[i], largest(exact[i]));
     }
     const GatheredAttention& in = problem.attention;
-    const double rounding = 3 * product_eps * longest(problem.d_out_BHLD) * longest(in.v_BHSD) /
+    const at::Tensor& of_values = in.relative.values_HRD;  // added to v
+    const double value = longest(in.v_BHSD) + (of_values.defined() ? longest(of_values) : 0);
+    const double rounding = 3 * product_eps * longest(problem.d_out_BHLD) * value /
                             std::sqrt(static_cast<double>(in.q_BHLD.size(3))) / (1 - in.dropout);
     raise(product[2], rounding * largest(in.k_BHSD));
     raise(product[3], rounding * largest(in.q_BHLD));

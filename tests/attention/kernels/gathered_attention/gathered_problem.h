@@ -28,11 +28,8 @@ GatheredProblem random_gathered_problem(int seed, int draw_index = 0);
 
 // The problem of that seed with relative positions, sinks and grouped queries, each for some seeds.
 GatheredProblem random_problem_with_terms(int seed, int draw_index = 0);
-// The same without the table of values, which the GPU kernels do not have.
-GatheredProblem random_problem_for_gpus(int seed, int draw_index = 0);
-
-// The same for tensor cores: without a table, and with D = `columns`; 0: that of the problem,
-// rounded up to a multiple of 8.
+// The same for tensor cores without relative positions, and with D = `columns`; 0: that of the
+// problem.
 GatheredProblem random_problem_for_tensor_cores(int seed, int draw_index, std::int64_t columns);
 template <std::int64_t kColumns>
 GatheredProblem random_problem_of_width(int seed, int draw_index) {
@@ -49,6 +46,8 @@ GatheredProblem random_problem_of_rows_once(int seed, int draw_index) {
 
 // The problem with terms and with dropout.
 GatheredProblem random_problem_with_dropout(int seed, int draw_index = 0);
+// The same for tensor cores: no segment has a key twice; for some seeds no list has a row twice.
+GatheredProblem random_problem_of_distinct_keys(int seed, int draw_index = 0);
 
 // Dense attention as one segment of rows (dense.h), causal, with documents and padding: 2 samples
 // of 2 key heads and 4 heads of queries, D = 64.

@@ -8,8 +8,8 @@
 #include <string>
 #include <vector>
 
-#include "attention/kernels/gathered_attention/tiles/gpu_backward.h"
-#include "attention/kernels/gathered_attention/tiles/gpu_forward.h"
+#include "attention/kernels/gathered_attention/gpu_arguments.h"
+#include "attention/kernels/gathered_attention/tiles/gpu_kernels.h"
 #include "tests/attention/kernels/gathered_attention/gathered_emulated.h"
 #include "tests/attention/kernels/gathered_attention/gathered_problem.h"
 #include "tests/attention/mechanisms/mechanism_cases.h"
@@ -32,13 +32,14 @@ void run_kernel(const GatheredParams& params) {
 template <EmulatedNumber kNumber, int kHeadDim>
 void run_forward(const GatheredParams& params) {
   using Thread = EmulatedThread<kNumber>;
-  run_kernel<Thread, GatheredTilesForward<Thread, kHeadDim>>(params);
+  with_forward_tiles<Thread, kHeadDim>(params,
+                                       [&]<typename Body>() { run_kernel<Thread, Body>(params); });
 }
 template <EmulatedNumber kNumber, int kHeadDim>
 void run_backward(const GatheredParams& params) {
   using Thread = EmulatedThread<kNumber>;
-  run_kernel<Thread, GatheredTilesQueries<Thread, kHeadDim>>(params);
-  run_kernel<Thread, GatheredTilesKeys<Thread, kHeadDim>>(params);
+  for_each_backward_tiles<Thread, kHeadDim>(
+      params, [&]<typename Body>() { run_kernel<Thread, Body>(params); });
 }
 
 // Calls f with the emulated number and the compile-time head dim.
@@ -102,6 +103,19 @@ TEST_P(GatheredTilesMergedAs, ErrorsOfRowsInOneSlotAreThoseOfTheReference) {
   }
 }
 
+// Relative positions and dropout, for heads of any number of channels.
+TEST_P(GatheredTilesMergedAs, ErrorsWithTermsAreThoseOfTheReference) {
+  for (const at::ScalarType dtype : {at::kBFloat16, at::kHalf}) {
+    int checked = 0;
+    for (int seed = dtype == at::kHalf; seed < 60; seed += 4) {
+      checked +=
+          expect_errors_of_the_reference(seed, dtype, 70, out_rounding(dtype), solve_on_tiles,
+                                         GetParam(), random_problem_of_distinct_keys);
+    }
+    EXPECT_GT(checked, 4) << dtype;
+  }
+}
+
 // One segment of all rows; a query sees the `width` last keys.
 GatheredProblem band_problem(std::int64_t num_tokens, std::int64_t width) {
   GatheredProblem problem = window_problem(1, 1, num_tokens, width);
@@ -124,6 +138,14 @@ TEST(GatheredTiles, BandsAndDenseAttentionAreAsExactAsTheReference) {
       }
     }
   }
+}
+
+TEST(GatheredTiles, RelativePositionsNeedDistinctKeys) {
+  GatheredAttention in = band_problem(100, 20).to(at::kBFloat16).attention;
+  in.relative = {.keys_HRD = random_tensor({1, 3, 64}, at::kBFloat16, 1), .values_HRD = {}};
+  EXPECT_NE(why_not_tensor_cores(in), "");
+  in.relative = {};
+  EXPECT_EQ(why_not_tensor_cores(in), "");
 }
 
 // NaN times a probability of 0 would be NaN.

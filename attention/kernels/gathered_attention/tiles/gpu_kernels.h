@@ -1,0 +1,31 @@
+// The choice of kernels, for their launches and for their emulation on the CPU.
+#pragma once
+
+#include "attention/kernels/gathered_attention/tiles/gpu_backward.h"
+#include "attention/kernels/gathered_attention/tiles/gpu_forward.h"
+
+namespace birkhoff {
+
+// Calls run.operator()<Kernel>() for each kernel of a pass with head dims up to kHeadDim.
+template <typename Thread, int kHeadDim, typename Run>
+void with_forward_tiles(const GatheredParams& p, const Run& run) {
+  if (p.has_terms()) {
+    run.template operator()<GatheredTilesForward<Thread, kHeadDim, true>>();
+  } else {
+    run.template operator()<GatheredTilesForward<Thread, kHeadDim, false>>();
+  }
+}
+template <typename Thread, int kHeadDim, typename Run>
+void for_each_backward_tiles(const GatheredParams& p, const Run& run) {
+  const auto run_both = [&]<bool kTerms>() {
+    run.template operator()<GatheredTilesQueries<Thread, kHeadDim, kTerms>>();
+    run.template operator()<GatheredTilesKeys<Thread, kHeadDim, kTerms>>();
+  };
+  if (p.has_terms()) {
+    run_both.template operator()<true>();
+  } else {
+    run_both.template operator()<false>();
+  }
+}
+
+}  // namespace birkhoff
