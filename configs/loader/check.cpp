@@ -254,7 +254,8 @@ class ConsistencyCheck {
     }
   }
 
-  // A recorded graph repeats the lists of keys of the step that was recorded.
+  // A recorded graph keeps the shapes of the step that was recorded, and these lists have as many
+  // segments as the batch has documents.
   void check_captured(const Message& mechanism, const std::string& path) const {
     if (!mechanism.GetDescriptor()->options().GetExtension(configs::lists_documents)) return;
     if (!config_.data().restart_at_documents()) return;

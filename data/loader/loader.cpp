@@ -144,6 +144,7 @@ class TrainLoader::Impl : public std::enable_shared_from_this<TrainLoader::Impl>
     }
     queue_.pop_front();
     lock.unlock();
+    first->batch.num_documents = first->num_documents;
     taken_.notify_one();
     return source_->trimmed(std::move(first->batch), first->longest);
   }
@@ -153,9 +154,10 @@ class TrainLoader::Impl : public std::enable_shared_from_this<TrainLoader::Impl>
   struct Filling {
     Batch batch;
     std::vector<SampleSource::Row> rows;
-    SampleLength longest;        // of the global batch
-    std::int64_t num_taken = 0;  // rows that a thread fills or has filled
-    int num_threads = 0;         // that fill rows
+    SampleLength longest;            // of the global batch
+    std::int64_t num_taken = 0;      // rows that a thread fills or has filled
+    int num_threads = 0;             // that fill rows
+    std::int64_t num_documents = 0;  // Batch::num_documents of the rows that are filled
     std::exception_ptr error;
 
     std::int64_t num_rows() const { return static_cast<std::int64_t>(rows.size()); }
@@ -280,15 +282,18 @@ class TrainLoader::Impl : public std::enable_shared_from_this<TrainLoader::Impl>
     Filling& of = *part.of;
     using Clock = std::chrono::steady_clock;
     bool is_slow = false;
+    std::int64_t num_documents = 0;
     try {
       if (!part.announced.empty()) source_->will_fill(part.announced);
       const auto start = Clock::now();
       const long waits = num_waits();
       if (part.rows.size() == of.num_rows()) {
         source_->fill(of.batch, of.rows);
+        num_documents = of.batch.num_documents;
       } else {
         Batch rows = of.batch.narrow(part.rows.begin, part.rows.end);
         source_->fill(rows, {of.rows.begin() + part.rows.begin, of.rows.begin() + part.rows.end});
+        num_documents = rows.num_documents;
       }
       is_slow = Clock::now() - start > kSlowRow * part.rows.size() && num_waits() > waits;
     } catch (...) {
@@ -297,6 +302,7 @@ class TrainLoader::Impl : public std::enable_shared_from_this<TrainLoader::Impl>
     }
     const std::lock_guard lock(mutex_);
     --of.num_threads;
+    of.num_documents = std::max(of.num_documents, num_documents);
     found_slow_rows_ |= is_slow;
   }
 

@@ -16,6 +16,7 @@
 #include "cluster/base/random/philox.h"
 #include "cluster/base/tensors/parameters.h"
 #include "models/parallel/token_slices.h"
+#include "models/transformer/activation/activation.h"
 
 namespace birkhoff::configs {
 class Model;
@@ -73,6 +74,10 @@ class Linear {
   // [B, T, O]; with split inputs: from this rank's inputs [B, T, I] to a slice [n, O]. Collective
   // over the tensor axis if the layer is split.
   at::Tensor operator()(const at::Tensor& x, const TokenSlices& tokens = {}) const;
+  // Without the bias, for layers that do not split inputs.
+  at::Tensor without_bias(const at::Tensor& x, const TokenSlices& tokens) const;
+  // This rank's part, in the parameters' dtype; undefined if the model has no biases.
+  const at::Tensor& bias() const { return bias_O; }
   // Without a split: only the outputs from `first` on.
   at::Tensor outputs_from(std::int64_t first, const at::Tensor& x) const;
   // With split outputs: y, and x of all tokens.
@@ -84,6 +89,8 @@ class Linear {
 
  private:
   at::Tensor rounded(const at::Tensor& x) const { return x.to(compute_dtype_); }
+  TokenSlices::Product product(const at::Tensor& x, const TokenSlices& tokens,
+                               const at::Tensor& bias) const;
 
   // One weight, or one for each section of split inputs.
   std::vector<at::Tensor> weights_OI;
@@ -136,9 +143,9 @@ class FeedForward {
   double flops() const { return up_.flops() + down_.flops(); }
 
  private:
-  Linear up_, down_;                           // up_ is twice as wide if the activation has a gate
-  at::Tensor (*activate_)(const at::Tensor&);  // of the outputs of up_
-  std::int64_t width_;                         // F, on all ranks of the tensor axis
+  Linear up_, down_;  // up_ is twice as wide if the activation has a gate
+  ActivationKind activation_;
+  std::int64_t width_;  // F, on all ranks of the tensor axis
   float dropout_;
 };
 

@@ -1,6 +1,6 @@
 #include "tests/models/gelu_emulated.h"
 
-#include "models/transformer/cpu_gelu_body.h"
+#include "models/transformer/activation/cpu_gelu_body.h"
 
 namespace birkhoff::test {
 

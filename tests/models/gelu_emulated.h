@@ -1,7 +1,7 @@
 // The kernels of cpu_gelu.h in a form that any CPU can run.
 #pragma once
 
-#include "models/transformer/cpu_gelu.h"
+#include "models/transformer/activation/cpu_gelu.h"
 
 namespace birkhoff::test {
 

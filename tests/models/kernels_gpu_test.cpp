@@ -7,6 +7,7 @@
 
 #include "models/losses/fused_cross_entropy.h"
 #include "tests/kernel_error.h"
+#include "tests/models/activation/activation_check.h"
 #include "tests/models/residual_norm/norm_check.h"
 
 namespace birkhoff {
@@ -106,6 +107,31 @@ TEST(CrossEntropyKernel, SmallGradientsAreScaled) {
         scale_gradients_(scaled, at::full({}, factor, scaled.options().dtype(at::kFloat)));
         expect_same_bits(scaled, x * factor, fmt::format("{} times {}", count, factor));
       }
+    }
+  }
+}
+
+TEST(ActivationKernel, SmallIsAsExactAsLibTorch) {
+  const auto solve = [](const ActivationCase& c, const ActivationTensors& in) {
+    const auto made = [&] {
+      const at::Tensor x = in.x.detach().clone().set_requires_grad(true),
+                       bias = in.bias.defined() ? in.bias.detach().clone().set_requires_grad(true)
+                                                : at::Tensor();
+      const at::Tensor y = activate(c.kind, x, bias);
+      y.backward(in.d_y);
+      return ActivationResults{y.detach(), x.grad(), bias.defined() ? bias.grad() : bias};
+    };
+    const ActivationResults first = made(), again = made();
+    expect_same_bits(first.d_x, again.d_x, "d_x again");
+    if (c.has_bias) expect_same_bits(first.d_bias, again.d_bias, "d_bias again");
+    return first;
+  };
+  for (const ActivationKind kind : kActivationKinds) {
+    for (const at::ScalarType dtype : kDtypes) {
+      for (const std::int64_t rows : {1, 257, 1030}) {
+        check_activation({kind, rows, 520, dtype, rows != 257}, at::kCUDA, solve);
+      }
+      check_activation({kind, 3, 12, dtype}, at::kCUDA, solve);  // LibTorch's operations
     }
   }
 }

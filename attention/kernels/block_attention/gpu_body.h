@@ -338,7 +338,8 @@ class BlockAttentionBody : protected TileBody<Thread, kHeadDim> {
                                         Join join) const {
     const int query = first_row_ + lane_ / 4 + 8 * half;
     Tile::join_by_distance(
-        x, half, numbers + query * p_.distances.rows, p_.distances.rows, none,
+        x, half, query < pair.num_queries, numbers + query * p_.distances.rows, p_.distances.rows,
+        none,
         [&](int column) {
           return p_.distances.clipped(pair.first_row + first_column + column - query);
         },

@@ -13,8 +13,8 @@ struct DistanceParams {
   const float* scores;     // q . a_r, added to q . k; null: there are no relative positions
   const float* of_values;  // backward: d_out . b_r, added to d_out . v; null: values have no table
   // The sums of p M over the keys of each row (gpu_forward.h of block attention). The forward pass
-  // finds -infinity and uses the memory for logarithms; the backward pass finds 0. Null: values
-  // have no table.
+  // finds -infinity, because kernels on tensor cores add logarithms; the backward pass finds 0.
+  // Null: values have no table.
   float* p;
   float* d_s;       // backward: the sums of d_s over the keys of each row; finds 0
   int rows, least;  // `least` is the distance of row 0

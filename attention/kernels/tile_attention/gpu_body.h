@@ -216,17 +216,18 @@ class TileBody {
   // (DistanceParams); queries are rows.
 
   // Joins the elements of the lane's row of `half` that are not 0 to the query's numbers, which are
-  // `none` where nothing was joined. row_of(column) is the table's row. Only the first and the last
-  // row, to which distances are clipped, have more than one key of a query: four lanes add those
-  // up.
+  // `none` where nothing was joined; not of a query that does not exist, whose elements may be NaN.
+  // row_of(column) is the table's row. Only the first and the last row, to which distances are
+  // clipped, have more than one key of a query: four lanes add those up.
   template <int kGroups, typename RowOf, typename Join>
-  BIRKHOFF_DEVICE void join_by_distance(const LanePairs<kGroups>& x, int half, float* numbers,
-                                        int rows, float none, RowOf row_of, Join join) const {
+  BIRKHOFF_DEVICE void join_by_distance(const LanePairs<kGroups>& x, int half, bool exists,
+                                        float* numbers, int rows, float none, RowOf row_of,
+                                        Join join) const {
     float at_first = 0, at_last = 0;
     BIRKHOFF_UNROLL
     for (int i = 0; i < 2 * kGroups; ++i) {
       const float value = x[i / 2][2 * half + i % 2];
-      if (value == 0) continue;
+      if (value == 0 || !exists) continue;
       const int row = row_of(i / 2 * 8 + place_in_c(lane_, i % 2).column);
       if (row == 0) {
         at_first += value;

@@ -51,7 +51,8 @@ class SlowSource : public SampleSource {
 using std::chrono::microseconds;
 
 TEST_F(LoaderTest, ManyReadersReadWhatOneReads) {
-  const Options in = options(10, 7);
+  Options in = options(10, 7);
+  in.windows.restart_at_documents = true;
   WindowLoader one(*corpus_, in, 0);
   auto slow =
       std::make_unique<SlowSource>(training_windows(*corpus_, in.windows), microseconds(2000));
@@ -64,6 +65,9 @@ TEST_F(LoaderTest, ManyReadersReadWhatOneReads) {
       const Batch batch = many.next(), expected = one.next();
       ASSERT_EQ(sample_ids(batch), sample_ids(expected));
       ASSERT_EQ(inputs_of(batch), inputs_of(expected));
+      const at::Tensor& segments = batch.at(field::kSegments);
+      ASSERT_EQ(batch.num_documents, segments.max().item<std::int32_t>() + 1);
+      ASSERT_EQ(batch.num_documents, expected.num_documents);
     }
     EXPECT_EQ(source.threads.size(), 5u);
   }

@@ -354,10 +354,11 @@ class GatheredTilesBody : protected TileBody<Thread, kHeadDim> {
               row = pair.queries.row(used);
     const std::int64_t place = place_of_query(p_, pair.head, pair.queries, used);
     Tile::join_by_distance(
-        x, half, numbers + place * p_.distances.rows, p_.distances.rows, none,
+        x, half, slot == used, numbers + place * p_.distances.rows, p_.distances.rows, none,
         [&](int column) {
-          const int key = pair.keys.row(pair.first_key + first_column + column);
-          return p_.distances.row_of(key - row);
+          // Pairs with keys that do not exist are 0, or NaN where the query's gradient is.
+          const int key = pair.first_key + first_column + column, last = pair.keys.used - 1;
+          return p_.distances.row_of(pair.keys.row(key < last ? key : last) - row);
         },
         join);
   }

@@ -376,6 +376,21 @@ TEST(BlockAttentionEmulation, RelativePositionsOfValues) {
   }
 }
 
+// Rows of a tile after the block's last query belong to no query: their sums are nowhere.
+TEST(BlockAttentionEmulation, SumsByDistanceOfOneBlockAreItsOwn) {
+  for (const bool values : {false, true}) {
+    const BlockProblem problem = with_relative(
+        make_block_problem({.blocks = 2, .block = 24}, {kOwn}, at::kBFloat16, 1, 0, 58), 9, -8,
+        false, 58, values);
+    problem.attention.keys[0].v_BHNbD.detach()[0][0][0].fill_(NAN);
+    const auto results = solve_emulated(problem);
+    for (const std::size_t i : {0, 1}) {  // out, d_q
+      EXPECT_TRUE(results[i].select(2, 1).isfinite().all().item<bool>()) << i;
+      EXPECT_TRUE(results[i].select(2, 0).isnan().any().item<bool>()) << i;
+    }
+  }
+}
+
 // Logits that grow from tile to tile: earlier sums are relative to an earlier maximum.
 TEST(BlockAttentionEmulation, SumsByDistanceOfGrowingLogits) {
   BlockProblem problem = make_block_problem({.blocks = 2, .block = 140}, {{.first_offset = -1}},

@@ -6,7 +6,7 @@
 #pragma once
 
 #include "attention/kernels/common/cpu_vector.h"
-#include "models/transformer/cpu_gelu.h"
+#include "models/transformer/activation/cpu_gelu.h"
 
 namespace birkhoff {
 namespace {

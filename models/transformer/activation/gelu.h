@@ -1,4 +1,4 @@
-// GELU (Hendrycks and Gimpel 2016), x Phi(x), elementwise, and what is made of it.
+// GELU (Hendrycks and Gimpel 2016), x Phi(x), elementwise.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -8,9 +8,5 @@ namespace birkhoff {
 // Like at::gelu, and differentiable once. For contiguous fp32 and bf16 on CPUs with AVX-512 BF16 it
 // has loops of its own (cpu_gelu.h), as exact as LibTorch's.
 at::Tensor gelu(const at::Tensor& x);
-
-// gelu of the first half of the last dimension times the second half (Shazeer 2020, "GLU Variants
-// Improve Transformer").
-at::Tensor geglu(const at::Tensor& x);
 
 }  // namespace birkhoff

@@ -1,5 +1,5 @@
 // Compiled for InstructionSet::kAvx512Bf16.
-#include "models/transformer/cpu_gelu_body.h"
+#include "models/transformer/activation/cpu_gelu_body.h"
 
 namespace birkhoff {
 

@@ -1,4 +1,4 @@
-#include "models/transformer/gelu.h"
+#include "models/transformer/activation/gelu.h"
 
 #include <ATen/Parallel.h>
 #include <ATen/TensorOperators.h>
@@ -6,11 +6,9 @@
 #include <ATen/ops/gelu.h>
 #include <torch/csrc/autograd/custom_function.h>
 
-#include <vector>
-
 #include "cluster/base/instruction_set.h"
 #include "cluster/base/tensors/second_gradient.h"
-#include "models/transformer/cpu_gelu.h"
+#include "models/transformer/activation/cpu_gelu.h"
 
 namespace birkhoff {
 
@@ -76,10 +74,5 @@ at::Tensor gelu(const at::Tensor& x) {
 at::Tensor gelu(const at::Tensor& x) { return at::gelu(x); }
 
 #endif
-
-at::Tensor geglu(const at::Tensor& x) {
-  const std::vector<at::Tensor> halves = x.chunk(2, -1);
-  return birkhoff::gelu(halves[0]) * halves[1];
-}
 
 }  // namespace birkhoff
