@@ -1,5 +1,5 @@
 // GELU's kernels, emulated and of this CPU, and its operator, against at::gelu.
-#include "models/transformer/activation/gelu.h"
+#include "models/transformer/activation/activation.h"
 
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>

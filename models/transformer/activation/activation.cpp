@@ -12,7 +12,6 @@
 #include "cluster/base/error.h"
 #include "cluster/base/gpu/device.h"
 #include "cluster/base/tensors/second_gradient.h"
-#include "models/transformer/activation/gelu.h"
 
 namespace birkhoff {
 namespace {

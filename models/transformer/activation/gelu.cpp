@@ -1,4 +1,4 @@
-#include "models/transformer/activation/gelu.h"
+#include "models/transformer/activation/activation.h"
 
 #include <ATen/Parallel.h>
 #include <ATen/TensorOperators.h>
