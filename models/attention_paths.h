@@ -26,9 +26,9 @@ std::vector<PathTaken> attention_paths(const configs::Config& config, const Mode
                                        Batch batch);
 
 // Those that are slower than they could be, a line for each operation of a head group, for instance
-// "layers 0 to 23, heads 0 to 3 (routing): attention over gathered rows takes the reference path,
-// because relative positions have values". Layers with the same answer share a line. If LibTorch's
-// meta device lacks an operation of the model, one line says so.
+// "layers 0 to 5, heads 4 to 7 (routing): attention over gathered rows takes a slower kernel,
+// because the dtype is fp32, not bf16 or fp16". Layers with the same answer share a line. If
+// LibTorch's meta device lacks an operation of the model, one line says so.
 std::vector<std::string> slow_attention_paths(const configs::Config& config, const ModelMaker& make,
                                               const Batch& batch);
 
