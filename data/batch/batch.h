@@ -39,7 +39,7 @@ struct Batch {
                             // keys the noise
   // Samples of the global batch, on all ranks: the position in the data advances by this number.
   std::int64_t global_size = 0;
-  // With segments, how many documents a sequence has at most; 0: nobody counted them.
+  // A sequence with segments has at most this many documents. 0: they were not counted.
   std::int64_t num_documents = 0;
 
   // Returns the field. If there is none, Error(kData) names it and the fields that exist.

@@ -63,18 +63,13 @@ at::Tensor sum_to_bias(at::Tensor sums, const at::Tensor& bias) {
   return sums.to(bias.scalar_type());
 }
 
-// x [.., D] without the operands' padding.
-at::Tensor unpadded(const BlockOperands& operands, const at::Tensor& x) {
-  return operands.padding == 0 || !x.defined() ? x : x.narrow(-1, 0, x.size(-1) - operands.padding);
-}
-
 // Gradients of q, of all keys and values, of the defined biases and weights, and of the tables and
 // sinks that are defined.
 variable_list listed(const BlockOperands& operands, const BlockGradients& made) {
-  variable_list result{unpadded(operands, made.d_q_BHNbD)};
+  variable_list result{without_padding(made.d_q_BHNbD, operands.padding)};
   for (const KeyGradients& keys : made.keys) {
-    result.insert(result.end(),
-                  {unpadded(operands, keys.d_k_BHNbD), unpadded(operands, keys.d_v_BHNbD)});
+    result.insert(result.end(), {without_padding(keys.d_k_BHNbD, operands.padding),
+                                 without_padding(keys.d_v_BHNbD, operands.padding)});
   }
   for (std::size_t s = 0; s < made.keys.size(); ++s) {
     const KeyBlocks& keys = operands.keys[s];
@@ -86,7 +81,7 @@ variable_list listed(const BlockOperands& operands, const BlockGradients& made) 
     }
   }
   for (const at::Tensor* each : {&made.d_relative_keys_HRD, &made.d_relative_values_HRD}) {
-    if (each->defined()) result.push_back(unpadded(operands, *each));
+    if (each->defined()) result.push_back(without_padding(*each, operands.padding));
   }
   if (made.d_sink_H.defined()) result.push_back(made.d_sink_H);
   return result;
@@ -94,14 +89,8 @@ variable_list listed(const BlockOperands& operands, const BlockGradients& made) 
 
 BlockOperands fitting_operands(const BlockAttention& in, NoiseColumns columns) {
   BlockOperands operands = operands_of(in, columns);
-  if (operands.q_BHNbD.is_cuda()) return with_gpu_rows(std::move(operands));
-  operands.q_BHNbD = with_contiguous_rows(operands.q_BHNbD);
-  for (KeyBlocks& keys : operands.keys) {
-    const bool tied = keys.v_BHNbD.is_same(keys.k_BHNbD);
-    keys.k_BHNbD = with_contiguous_rows(keys.k_BHNbD);
-    keys.v_BHNbD = tied ? keys.k_BHNbD : with_contiguous_rows(keys.v_BHNbD);
-  }
-  return operands;
+  return in.q_BHNbD.is_cuda() ? with_gpu_rows(std::move(operands))
+                              : with_cpu_rows(std::move(operands));
 }
 
 // The gradient of an output without padding, in the form of the operands.
@@ -118,7 +107,7 @@ struct FusedBlockAttention : torch::autograd::Function<FusedBlockAttention> {
     const BlockOperands operands = fitting_operands(in, columns);
     const BlockResults results = attend(operands);
     save(context, operands, results);
-    return unpadded(operands, results.out_BHNbD);
+    return without_padding(results.out_BHNbD, operands.padding);
   }
 
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
@@ -245,7 +234,7 @@ at::Tensor attend_fused(const BlockAttention& in) {
 BlockResults fused_forward(const BlockAttention& in) {
   const BlockOperands operands = fitting_operands(in, all_columns(in));
   BlockResults results = attend(operands);
-  results.out_BHNbD = unpadded(operands, results.out_BHNbD);
+  results.out_BHNbD = without_padding(results.out_BHNbD, operands.padding);
   return results;
 }
 

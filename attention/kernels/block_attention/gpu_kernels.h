@@ -9,11 +9,9 @@ namespace birkhoff {
 // Calls run.operator()<Kernel>() for the kernel of a forward pass with head dims up to kHeadDim.
 template <typename Thread, int kHeadDim, typename Run>
 void with_forward_kernel(const BlockAttentionParams& p, const Run& run) {
-  if (p.has_values()) {
-    run.template operator()<BlockAttentionForward<Thread, kHeadDim, true>>();
-  } else {
-    run.template operator()<BlockAttentionForward<Thread, kHeadDim, false>>();
-  }
+  with_flag(p.has_values(), [&]<bool kValues>() {
+    run.template operator()<BlockAttentionForward<Thread, kHeadDim, kValues>>();
+  });
 }
 
 // The same for each kernel of a backward pass.
@@ -37,16 +35,11 @@ void for_each_backward_kernel(const BlockAttentionParams& p, const Run& run) {
           .template operator()<BlockAttentionBackwardQueries<Thread, kHeadDim, 2, true, kStages>>();
     }
   }
-  const auto run_both = [&]<bool kValues>() {
+  with_flag(p.has_values(), [&]<bool kValues>() {
     run.template
     operator()<BlockAttentionBackwardQueries<Thread, kHeadDim, 1, false, kStages, kValues>>();
     run.template operator()<BlockAttentionBackwardKeys<Thread, kHeadDim, kValues>>();
-  };
-  if (p.has_values()) {
-    run_both.template operator()<true>();
-  } else {
-    run_both.template operator()<false>();
-  }
+  });
 }
 
 }  // namespace birkhoff

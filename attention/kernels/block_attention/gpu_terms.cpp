@@ -41,22 +41,22 @@ at::Tensor sink_gradient(const BlockOperands& operands, const BlockResults& resu
 }  // namespace
 
 DistanceTerms forward_terms(const BlockOperands& operands) {
-  const at::Tensor q_BHLD = sequence_of(operands.q_BHNbD);
   return terms_in_place(operands, [&](std::int64_t lowest, std::int64_t highest) {
+    const at::Tensor q_BHLD = sequence_of(operands.q_BHNbD);
     return forward_terms(operands.relative, lowest, highest, q_BHLD, q_BHLD.size(2));
   });
 }
 
 DistanceTerms backward_terms(const BlockOperands& operands, const at::Tensor& d_out_BHNbD) {
-  const at::Tensor q_BHLD = sequence_of(operands.q_BHNbD);
   return terms_in_place(operands, [&](std::int64_t lowest, std::int64_t highest) {
+    const at::Tensor q_BHLD = sequence_of(operands.q_BHNbD);
     return backward_terms(operands.relative, lowest, highest, q_BHLD, sequence_of(d_out_BHNbD),
                           q_BHLD.size(2));
   });
 }
 
 void add_values(const DistanceTerms& terms, const BlockResults& results) {
-  add_values(terms, sequence_in(results.out_BHNbD));
+  if (terms.defined()) add_values(terms, sequence_in(results.out_BHNbD));
 }
 
 void add_term_gradients(const BlockOperands& operands, const BlockResults& results,
@@ -65,6 +65,7 @@ void add_term_gradients(const BlockOperands& operands, const BlockResults& resul
   if (operands.sink_H.defined()) {
     gradients.d_sink_H = sink_gradient(operands, results, delta_BHNb);
   }
+  if (!operands.relative.defined()) return;
   const TableGradients tables = add_term_gradients(
       operands.relative, terms, sequence_of(operands.q_BHNbD), sequence_of(d_out_BHNbD),
       operands.scale(), sequence_in(gradients.d_q_BHNbD));

@@ -4,12 +4,26 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
 
+#include <utility>
+
 #include "attention/kernels/common/fitting_rows.h"
 
 namespace birkhoff {
 namespace {
 
 at::ScalarType sum_type(const at::Tensor& x) { return at::toOpMathType(x.scalar_type()); }
+
+// The operands with fit(x) for queries, keys and values. Values that are keys stay the same tensor.
+template <typename Fit>
+BlockOperands with_rows(BlockOperands operands, Fit fit) {
+  operands.q_BHNbD = fit(operands.q_BHNbD);
+  for (KeyBlocks& keys : operands.keys) {
+    const bool tied = keys.v_BHNbD.is_same(keys.k_BHNbD);
+    keys.k_BHNbD = fit(keys.k_BHNbD);
+    keys.v_BHNbD = tied ? keys.k_BHNbD : fit(keys.v_BHNbD);
+  }
+  return operands;
+}
 
 }  // namespace
 
@@ -30,20 +44,17 @@ BlockOperands operands_of(const BlockAttention& in, NoiseColumns columns) {
   return operands;
 }
 
+BlockOperands with_cpu_rows(BlockOperands operands) {
+  return with_rows(std::move(operands),
+                   [](const at::Tensor& x) { return with_contiguous_rows(x); });
+}
+
 BlockOperands with_gpu_rows(BlockOperands operands) {
-  const auto fit = [](at::Tensor& x) { x = with_aligned_rows(with_whole_columns(x)); };
   const std::int64_t D = operands.q_BHNbD.size(4);
-  fit(operands.q_BHNbD);
+  operands = with_rows(std::move(operands), [](const at::Tensor& x) {
+    return with_aligned_rows(with_whole_columns(x));
+  });
   operands.padding = operands.q_BHNbD.size(4) - D;
-  for (KeyBlocks& keys : operands.keys) {
-    const bool tied = keys.v_BHNbD.is_same(keys.k_BHNbD);
-    fit(keys.k_BHNbD);
-    if (tied) {
-      keys.v_BHNbD = keys.k_BHNbD;
-    } else {
-      fit(keys.v_BHNbD);
-    }
-  }
   operands.relative = operands.relative.with_whole_columns();
   return operands;
 }

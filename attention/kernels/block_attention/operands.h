@@ -56,7 +56,9 @@ struct BlockGradients {
 // Expands masks and takes the rest from `in`; without dropout there is no noise.
 BlockOperands operands_of(const BlockAttention& in, NoiseColumns columns);
 
-// The same operands with rows that the GPU's kernels read: aligned, of a multiple of 8 columns.
+// The same operands with rows that kernels read: for the CPU contiguous ones; for a GPU (also if
+// they are elsewhere) aligned ones of a multiple of 8 columns.
+BlockOperands with_cpu_rows(BlockOperands operands);
 BlockOperands with_gpu_rows(BlockOperands operands);
 
 // The number of these keys that each block of queries sees.

@@ -39,7 +39,12 @@ inline at::Tensor with_whole_columns(const at::Tensor& x) {
   const std::int64_t missing = (8 - x.size(-1) % 8) % 8;
   return missing == 0 ? x : at::constant_pad_nd(x, {0, missing});
 }
-// Why that is a copy; empty if it is not.
+
+// x, which may be undefined, without its last `padding` columns.
+inline at::Tensor without_padding(const at::Tensor& x, std::int64_t padding) {
+  return padding == 0 || !x.defined() ? x : x.narrow(-1, 0, x.size(-1) - padding);
+}
+// Why with_whole_columns() copies; empty if it does not.
 inline std::string why_padded(std::int64_t head_dim) {
   if (head_dim % 8 == 0) return "";
   return fmt::format("a head has {} channels: rows are copied, padded to a multiple of 8",

@@ -44,11 +44,6 @@ GatheredGradients gradients_of(const GatheredAttention& in, const GatheredResult
       });
 }
 
-// x [.., D] without the rows' padding.
-at::Tensor unpadded(const GatheredAttention& in, const at::Tensor& x) {
-  return in.padding == 0 || !x.defined() ? x : x.narrow(-1, 0, x.size(-1) - in.padding);
-}
-
 struct FusedGatheredAttention : torch::autograd::Function<FusedGatheredAttention> {
   // Autograd sees q, k, v, and the tables and sinks that are defined; `in` holds them again, with
   // everything else. Returns the part.
@@ -68,14 +63,16 @@ struct FusedGatheredAttention : torch::autograd::Function<FusedGatheredAttention
     if (in.merge == SlotMerge::kMean) constants.push_back(results.part.sum_BHL);
     context->mark_non_differentiable(constants);
     save(context, in, results);
-    return {unpadded(in, results.part.out_BHLD), results.part.max_BHL, results.part.sum_BHL};
+    return {without_padding(results.part.out_BHLD, in.padding), results.part.max_BHL,
+            results.part.sum_BHL};
   }
 
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
     refuse_second_gradient();
     const auto [in, results] = restore(context);
-    const at::Tensor given =
-        gradients[0].defined() ? gradients[0] : at::zeros_like(unpadded(in, in.q_BHLD));
+    const at::Tensor given = gradients[0].defined()
+                                 ? gradients[0]
+                                 : at::zeros_like(without_padding(in.q_BHLD, in.padding));
     const at::Tensor d_out =
         given.is_cuda() ? gradient_with_gpu_rows(in, given) : with_contiguous_rows(given);
     const at::Tensor d_sum = gradients[2].defined() ? gradients[2].contiguous() : at::Tensor();
@@ -83,7 +80,7 @@ struct FusedGatheredAttention : torch::autograd::Function<FusedGatheredAttention
     variable_list result;
     for (const at::Tensor* each : {&made.d_q_BHLD, &made.d_k_BHSD, &made.d_v_BHSD,
                                    &made.d_relative_keys_HRD, &made.d_relative_values_HRD}) {
-      if (each->defined()) result.push_back(unpadded(in, *each));
+      if (each->defined()) result.push_back(without_padding(*each, in.padding));
     }
     if (made.d_sink_H.defined()) result.push_back(made.d_sink_H);
     result.emplace_back();  // none for `in`

@@ -88,7 +88,7 @@ GatheredParams params_of(const GatheredAttention& in, const AttentionPart& part,
   params.distances = terms.params();
   if (in.drops()) {
     params.dropout = {dropout_params(in.dropout, in.noise, q), in.noise->first_head,
-                      in.noise_heads()};
+                      in.noise_heads(), GatheredAttention::kNoiseRow};
   }
   params.q = rows_params(q);
   params.k = rows_params(in.k_BHSD);

@@ -25,13 +25,12 @@ struct GatheredListsParams {
 };
 
 // Dropout of the pair of the query at slot i of head h and the key at rank n of its segment:
-// element (i heads + first_head + h) kRow + n of the sample's noise.
+// element (i heads + first_head + h) row_stride + n of the sample's noise.
 struct GatheredDropoutParams : DropoutParams {
-  static constexpr std::int64_t kRow = std::int64_t{1} << 31;  // beyond all ranks
-  std::int64_t first_head, heads;                              // of all ranks
+  std::int64_t first_head, heads, row_stride;  // heads: of all ranks
 
   BIRKHOFF_DEVICE std::int64_t element(int head, int slot, int rank) const {
-    return (slot * heads + first_head + head) * kRow + rank;
+    return (slot * heads + first_head + head) * row_stride + rank;
   }
 };
 

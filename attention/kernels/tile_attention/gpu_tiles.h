@@ -45,6 +45,13 @@ void with_head_dim(int head_dim, Function f) {
   f.template operator()<256>();
 }
 
+// Calls f<flag>().
+template <typename Function>
+void with_flag(bool flag, Function f) {
+  if (flag) return f.template operator()<true>();
+  f.template operator()<false>();
+}
+
 // ---- Positions (PTX ISA, sections "Matrix Fragments for mma.m16n8k16" and "ldmatrix").
 
 struct Place {

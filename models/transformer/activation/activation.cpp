@@ -19,13 +19,18 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-// Of contiguous x.
+// x itself, or a copy that kernels can move 16 bytes at a time.
+at::Tensor in_vectors(const at::Tensor& x) {
+  const at::Tensor rows = x.contiguous();
+  return fits_vectors(rows, 0) ? rows : rows.clone();
+}
+
+// Of x that in_vectors() returned.
 ActivationParams params_of(ActivationKind kind, const at::Tensor& x, const at::Tensor& bias) {
-  const int halves = kind == ActivationKind::kGeglu ? 2 : 1;
   return {.kind = kind,
           .dtype = kernel_dtype(x),
           .rows = x.numel() / x.size(-1),
-          .width = static_cast<int>(x.size(-1)) / halves,
+          .width = static_cast<int>(x.size(-1)) / ActivationParams::num_halves(kind),
           .x = x.const_data_ptr(),
           .bias = bias.defined() ? bias.const_data_ptr<float>() : nullptr,
           .y = nullptr,
@@ -35,11 +40,10 @@ ActivationParams params_of(ActivationKind kind, const at::Tensor& x, const at::T
 }
 
 bool has_kernel(ActivationKind kind, const at::Tensor& x, const at::Tensor& bias) {
-  const int halves = kind == ActivationKind::kGeglu ? 2 : 1;
   const at::ScalarType dtype = x.scalar_type();
   const bool has_type = dtype == at::kFloat || dtype == at::kBFloat16 || dtype == at::kHalf;
   return kHasGpuKernels && x.is_cuda() && has_type && x.numel() > 0 &&
-         x.size(-1) % (halves * ActivationParams::kMultiple) == 0 &&
+         x.size(-1) % (ActivationParams::num_halves(kind) * ActivationParams::kMultiple) == 0 &&
          (!bias.defined() || bias.scalar_type() == at::kFloat);
 }
 
@@ -47,7 +51,7 @@ bool has_kernel(ActivationKind kind, const at::Tensor& x, const at::Tensor& bias
 struct Activate : torch::autograd::Function<Activate> {
   static at::Tensor forward(AutogradContext* context, const at::Tensor& given,
                             const std::optional<at::Tensor>& bias, ActivationKind kind) {
-    const at::Tensor x = given.contiguous(), bias_F = bias ? bias->contiguous() : at::Tensor();
+    const at::Tensor x = in_vectors(given), bias_F = bias ? bias->contiguous() : at::Tensor();
     ActivationParams params = params_of(kind, x, bias_F);
     std::vector<std::int64_t> sizes = x.sizes().vec();
     sizes.back() = params.width;
@@ -62,7 +66,7 @@ struct Activate : torch::autograd::Function<Activate> {
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
     refuse_second_gradient();
     const variable_list saved = context->get_saved_variables();
-    const at::Tensor &x = saved[0], &bias_F = saved[1], d_y = gradients[0].contiguous();
+    const at::Tensor &x = saved[0], &bias_F = saved[1], d_y = in_vectors(gradients[0]);
     const auto kind = static_cast<ActivationKind>(context->saved_data["kind"].toInt());
     ActivationParams params = params_of(kind, x, bias_F);
     const at::Tensor d_x = at::empty_like(x);

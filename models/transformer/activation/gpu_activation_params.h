@@ -31,7 +31,9 @@ struct ActivationParams {
   void* d_x;        // [rows, columns]
   float* partials;  // [parts(), columns]: the bias's gradient from kPartRows rows; null without one
 
-  int columns() const { return kind == ActivationKind::kGeglu ? 2 * width : width; }
+  // The widths of y in a row of x.
+  static int num_halves(ActivationKind kind) { return kind == ActivationKind::kGeglu ? 2 : 1; }
+  int columns() const { return num_halves(kind) * width; }
   std::int64_t parts() const { return (rows + kPartRows - 1) / kPartRows; }
 };
 

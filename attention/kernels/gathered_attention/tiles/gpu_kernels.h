@@ -9,23 +9,16 @@ namespace birkhoff {
 // Calls run.operator()<Kernel>() for each kernel of a pass with head dims up to kHeadDim.
 template <typename Thread, int kHeadDim, typename Run>
 void with_forward_tiles(const GatheredParams& p, const Run& run) {
-  if (p.has_terms()) {
-    run.template operator()<GatheredTilesForward<Thread, kHeadDim, true>>();
-  } else {
-    run.template operator()<GatheredTilesForward<Thread, kHeadDim, false>>();
-  }
+  with_flag(p.has_terms(), [&]<bool kTerms>() {
+    run.template operator()<GatheredTilesForward<Thread, kHeadDim, kTerms>>();
+  });
 }
 template <typename Thread, int kHeadDim, typename Run>
 void for_each_backward_tiles(const GatheredParams& p, const Run& run) {
-  const auto run_both = [&]<bool kTerms>() {
+  with_flag(p.has_terms(), [&]<bool kTerms>() {
     run.template operator()<GatheredTilesQueries<Thread, kHeadDim, kTerms>>();
     run.template operator()<GatheredTilesKeys<Thread, kHeadDim, kTerms>>();
-  };
-  if (p.has_terms()) {
-    run_both.template operator()<true>();
-  } else {
-    run_both.template operator()<false>();
-  }
+  });
 }
 
 }  // namespace birkhoff

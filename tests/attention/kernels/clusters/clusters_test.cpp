@@ -123,6 +123,33 @@ TEST(Clusters, TheNumberOfThreadsDoesNotMatter) {
   for (std::size_t i = 0; i < one.size(); ++i) EXPECT_TRUE(at::equal(one[i], many[i])) << i;
 }
 
+// Documents may be counted for more samples than there are here.
+TEST(Clusters, MoreDocumentsAddEmptySegments) {
+  for (const ClusterSizes& sizes : kClusterSizes) {
+    SCOPED_TRACE(::testing::Message() << sizes);
+    const ClusterProblem exact = cluster_problem(sizes, at::kFloat);
+    ClusterProblem more = exact;
+    more.documents.count += 2;
+    for (const Path path : {Path::kReference, Path::kFused}) {
+      const auto lists_of = [&](const ClusterProblem& problem) {
+        const ClusteredRows rows = cluster_rows(problem, path);
+        const RowLists buckets = causal_buckets(problem, rows, rows, 3).keys;
+        return std::vector{segments_of(rows.nearest_BHP, rows.nearest_ends_BHG),
+                           segments_of(buckets.rows_BHP, buckets.ends_BHG)};
+      };
+      auto expected = lists_of(exact);
+      const auto found = lists_of(more);
+      for (std::size_t i = 0; i < found.size(); ++i) {
+        for (std::size_t head = 0; head < found[i].size(); ++head) {
+          EXPECT_GT(found[i][head].size(), expected[i][head].size());
+          expected[i][head].resize(found[i][head].size());
+        }
+      }
+      EXPECT_EQ(found, expected);
+    }
+  }
+}
+
 // Lists against the definition: a bucket is a cluster in a document, and has its rows in order.
 TEST(Clusters, ListsOfBuckets) {
   constexpr std::int64_t kWindow = 3;
