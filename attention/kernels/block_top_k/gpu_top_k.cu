@@ -6,13 +6,13 @@
 // where open blocks are whole, of the document of t, not its own, and, if causal, before it. Among
 // equal products the earlier block wins; NaN is the largest.
 //
-// choose: a block of 256 threads owns 128 queries of a head (32 if D or C are large) and passes
-//   over the blocks of keys in tiles of 32, if causal up to its last query's own. All threads
-//   multiply; then one thread for each query inserts the tile's products into its sorted list. Only
-//   lists and one tile of products exist, in shared memory: two tiles of vectors, the products and
-//   the lists, up to 85 KiB.
+// choose: a block of 128 threads owns 64 queries of a head (32 if D and C are large) and passes
+//   over the blocks of keys in tiles of 32, if causal up to its last query's own. Tensor cores
+//   multiply (clusters/gpu_scores.cuh), as exactly as in fp32; then a lane for each query inserts
+//   the tile's products into its sorted list. Only lists and one tile of products exist, in shared
+//   memory: a tile of vectors, the products and the lists, up to 80 KiB.
 //
-// fp32. Blocks come in ascending order, and a query has one owner: no atomics, the same bits each
+// Blocks come in ascending order, and a query has one owner: no atomics, the same bits each
 // time.
 #include <math.h>
 
@@ -46,77 +46,73 @@ struct BestBlocks {
   }
 };
 
-// Shared memory: tiles of queries and of mean keys, their products, the lists.
-std::size_t choice_bytes(int head_dim, int chosen, int rows) {
-  const int count = rows * kWarp, pitch = ScoreTile<kVectors>::pitch_for(head_dim);
-  return sizeof(float) * static_cast<std::size_t>((count + kVectors) * pitch + kVectors * count +
-                                                  2 * chosen * count);
+constexpr int kFewThreads = 64;                // if more need more shared memory than
+constexpr std::size_t kMostBytes = 80 * 1024;  // leaves room for two blocks
+constexpr int kProductPitch = kWarpRows + 4;   // lanes write products to different banks
+
+// Shared memory: a tile of mean keys, then each warp's products with it, then the lists.
+std::size_t choice_bytes(int head_dim, int chosen, int threads) {
+  return VectorTile::bytes(head_dim) +
+         sizeof(float) * static_cast<std::size_t>(threads / kWarp * kVectors * kProductPitch +
+                                                  2 * chosen * rows_of_block(threads));
 }
 
-template <typename T, int kRows>
-__global__ void __launch_bounds__(kThreads, kRows == kManyRows ? 2 : 4)
-    choose_kernel(const BlockTopKParams p) {
-  using Own = OwnRows<kRows>;
-  constexpr int kQueries = Own::kCount;
-  const int D = p.head_dim, lane = lane_number(), warp = warp_number();
-  const Own own(p.heads, p.queries);
-  const ScoreTile<kQueries> q(0, D);
-  const ScoreTile<kVectors> means(q.words(D), D);
-  float* const tile_products = means.row(kVectors);  // [mean key, query]
-  float* const lists = tile_products + kVectors * kQueries;
-  // The query that this thread chooses for.
-  const int local = static_cast<int>(threadIdx.x) % kQueries, query = own.first + local,
-            own_block = query / p.block;
-  BestBlocks best{lists + local, reinterpret_cast<int*>(lists + p.chosen * kQueries) + local,
-                  p.chosen, kQueries, 0};
+template <typename T>
+__global__ void __launch_bounds__(kScoreThreads, 3) choose_kernel(const BlockTopKParams p) {
+  const int D = p.head_dim, warps = static_cast<int>(blockDim.x) / kWarp;
+  const OwnRows own(p.heads, p.queries);
+  const LaneRows<T> q(row_of<const T>(p.q, own.head, min(own.first, p.queries - 1)), p.q.strides[2],
+                      own.count);
+  const VectorTile means{D};
+  float* const all_products =
+      reinterpret_cast<float*>(score_memory) + VectorTile::bytes(D) / sizeof(float);
+  float* const products = all_products + warp_number() * kVectors * kProductPitch;
+  float* const lists = all_products + warps * kVectors * kProductPitch;
+  // The query that this lane chooses for.
+  const int local = lane_number() % kWarpRows, query = own.first + local,
+            own_block = query / p.block, queries_of_block = warps * kWarpRows,
+            of_block = warp_number() * kWarpRows + local;
+  BestBlocks best{lists + of_block,
+                  reinterpret_cast<int*>(lists + p.chosen * queries_of_block) + of_block, p.chosen,
+                  queries_of_block, 0};
   const std::int64_t sample = p.shared_documents ? 0 : own.head.b;
-  const bool chooses = static_cast<int>(threadIdx.x) < own.count;
+  const bool chooses = lane_number() < own.count && lane_number() < kWarpRows;
   const std::int32_t document = chooses ? p.documents[sample * p.queries + query] : -1;
   const std::int32_t* const block_documents = p.block_documents + sample * p.blocks;
-  const int end = p.causal ? min(p.blocks, (own.first + own.count - 1) / p.block) : p.blocks;
-  q.load(row_of<const T>(p.q, own.head, own.first), p.q.strides[2], own.count, D);
+  const int end = p.causal ? min(p.blocks, (own.block_end - 1) / p.block) : p.blocks;
   for (int first = 0; first < end; first += kVectors) {
     const int count = min(kVectors, end - first);
     __syncthreads();
-    means.load(p.means + (own.number * p.blocks + first) * D, D, count, D);
+    means.load(p.means + (own.number * p.blocks + first) * D, count);
     __syncthreads();
-    float products[kRows][kPairs];
-    multiply<kRows>(q, means, count, D, products);
-#pragma unroll
-    for (int n = 0; n < kPairs; ++n) {
-#pragma unroll
-      for (int i = 0; i < kRows; ++i) {
-        tile_products[(warp + n * kWarps) * kQueries + lane + i * kWarp] = products[i][n];
-      }
-    }
-    __syncthreads();
+    Products(q, means, [](int, const auto&) {}).for_each([&](int i, int v, float product) {
+      products[v * kProductPitch + q.number(i)] = product;
+    });
+    __syncwarp();
     if (document < 0) continue;
     for (int n = first; n < first + count; ++n) {
       const bool in_order = p.causal ? n < own_block : n != own_block;
       if (!in_order || block_documents[n] != document) continue;
-      const float product = tile_products[(n - first) * kQueries + local];
+      const float product = products[(n - first) * kProductPitch + local];
       best.add(n, product != product ? INFINITY : product);
     }
   }
   if (!chooses) return;
   std::int32_t* const result = p.result + (own.number * p.queries + query) * p.chosen;
-  for (int c = 0; c < p.chosen; ++c) result[c] = c < best.found ? best.blocks[c * kQueries] : -1;
+  for (int c = 0; c < p.chosen; ++c) {
+    result[c] = c < best.found ? best.blocks[c * queries_of_block] : -1;
+  }
 }
 
 }  // namespace
 
 void launch_block_choice(const BlockTopKParams& params, cudaStream_t stream) {
   if (params.chosen == 0) return;
+  const std::size_t bytes = choice_bytes(params.head_dim, params.chosen, kScoreThreads);
+  const int threads = bytes <= kMostBytes ? kScoreThreads : kFewThreads;
   with_element_type(params.dtype, [&]<typename T>() {
-    const auto bytes_for = [&](int rows) {
-      return choice_bytes(params.head_dim, params.chosen, rows);
-    };
-    const auto with_rows = [&]<int kRows>() {
-      launch_tiles<kRows>(&choose_kernel<T, kRows>, std::int64_t{params.batch} * params.heads,
-                          params.queries, bytes_for(kRows), stream, params);
-    };
-    if (has_room_for_many(bytes_for)) return with_rows.template operator()<kManyRows>();
-    with_rows.template operator()<kFewRows>();
+    launch_tiles(&choose_kernel<T>, std::int64_t{params.batch} * params.heads, params.queries,
+                 threads, choice_bytes(params.head_dim, params.chosen, threads), stream, params);
   });
 }
 

@@ -7,14 +7,14 @@
 //   nearest_nc = the W rows of document n with the largest s_rc, in ascending order,
 //   d_x: cluster_gradients.h,  sums_cd = sum_br [c(r) = c] u_rd, and the number of these rows
 //
-// Scores are fp32. NaN is the smallest score for c(r) and the largest for nearest, as on the CPU.
+// Scores are as exact as in fp32. NaN is the smallest score for c(r) and the largest for nearest,
+// as on the CPU.
 //
-// scores: a block of 256 threads owns 128 rows of a head (32 if D is large) and passes over a range
-//   of clusters in tiles of 32; it keeps the best so far. With nearest rows the range is a chunk of
-//   32 clusters, whose scores it writes as integers in the same order, and chunks follow each
-//   other: the only memory for scores is [B, H, 32, L], for any K. Otherwise the range is all
-//   of K, and nothing is stored. Shared memory: two tiles of vectors and the best of each warp, up
-//   to 80 KiB.
+// scores: a block of 128 threads owns 64 rows of a head and passes over a range of clusters in
+//   tiles of 32, on tensor cores (gpu_scores.cuh); it keeps the best so far. With nearest rows the
+//   range is a chunk of 32 clusters, whose scores it writes as integers in the same order, and
+//   chunks follow each other: the only memory for scores is [B, H, 32, L], for any K. Otherwise the
+//   range is all of K, and nothing is stored. Shared memory: a tile of centroids, up to 48 KiB.
 // nearest: a team owns a cluster of the chunk in one document: a block of 256 threads, or a warp if
 //   documents are short. 8 passes over its scores, four bits each, find the W-th largest, another
 //   counts those above it and equal to it, and the last writes the rows above it and the first of
@@ -39,6 +39,8 @@
 namespace birkhoff {
 namespace {
 
+constexpr int kThreads = 256, kWarps = kThreads / kWarp;  // except for scores
+
 // A score and its cluster.
 struct Best {
   float score;
@@ -50,6 +52,8 @@ struct Best {
   }
 };
 
+static_assert(ClusterRowsParams::kChunk == kVectors);
+
 // An integer with the order of the scores. NaN is the largest.
 __device__ inline std::uint32_t key_of(float score) {
   const float number = score != score ? INFINITY : score == 0 ? 0.0f : score;  // no -0
@@ -57,100 +61,81 @@ __device__ inline std::uint32_t key_of(float score) {
   return bits ^ (number < 0 ? 0xffffffffu : 0x80000000u);
 }
 
-// Shared memory of scores: tiles of rows and of centroids, then 1 / |x|, then the best of each
-// warp.
-std::size_t score_bytes(int head_dim, int rows) {
-  const int count = rows * kWarp;
-  return sizeof(float) *
-             static_cast<std::size_t>(
-                 (count + kVectors) * ScoreTile<kVectors>::pitch_for(head_dim) + count) +
-         sizeof(Best) * static_cast<std::size_t>(kWarps * count);
-}
-
-// The clusters [begin, end), after those before `begin`.
-template <typename T, int kRows>
-__global__ void __launch_bounds__(kThreads, kRows == kManyRows ? 2 : 4)
+// The clusters [begin, end), after those before `begin`. With kWrites they are a chunk, whose
+// scores it writes.
+template <typename T, bool kWrites>
+__global__ void __launch_bounds__(kScoreThreads, 3)
     scores_kernel(const ClusterRowsParams p, int begin, int end) {
-  using Own = OwnRows<kRows>;
-  const int D = p.shape.head_dim, lane = lane_number(), warp = warp_number();
-  const Own own(p.shape.heads, p.shape.rows);
-  const ScoreTile<Own::kCount> x(0, D);
-  const ScoreTile<kVectors> centroids(x.words(D), D);
-  float* const inverse = centroids.row(kVectors);
-  Best* const bests = reinterpret_cast<Best*>(inverse + Own::kCount);      // [kWarps, kCount]
-  const std::int64_t first_entry = own.number * p.shape.rows + own.first;  // in [B, H, L]
-  // A team loads a row, and writes its unit row.
-  visit_rows<Own::kCount>([&](int i, int member) {
-    const T* const from = row_of<const T>(p.x, own.head, own.first + min(i, own.count - 1));
-    const int columns = i < own.count ? D : 0;
-    float square = 0;
-    visit_runs(member, D, [&](int d) {
-      float run[kTeamColumns];
-      load_run(from, d, columns, run);
-      x.store(i, d, run);
+  const ClusterShape& shape = p.shape;
+  const int D = shape.head_dim;
+  const OwnRows own(shape.heads, shape.rows);
+  const LaneRows<T> x(row_of<const T>(p.x, own.head, min(own.first, shape.rows - 1)),
+                      p.x.strides[2], own.count);
+  const VectorTile centroids{D};
+  const std::int64_t first_entry = own.number * shape.rows + own.first;  // in [B, H, L]
+  Best best[2];
+  float inverse[2];
 #pragma unroll
-      for (int c = 0; c < kTeamColumns; ++c) square += run[c] * run[c];
-    });
-    square = lane_sum<kRowTeam>(square);
-    const float of_row = square == 0 ? 0.0f : 1 / sqrtf(square);
-    if (member == 0) inverse[i] = of_row;
-    if (begin > 0 || i >= own.count) return;
-    const float factor = of_row * p.shape.length;
-    T* const unit = row_of<T>(p.unit, own.head, own.first + i);
-    visit_runs(member, D, [&](int d) {
-      float run[kTeamColumns];
-#pragma unroll
-      for (int c = 0; c < kTeamColumns; ++c) run[c] = d + c < D ? x.row(i)[d + c] * factor : 0.0f;
-      store_run(unit, d, D, run);
-    });
-    if (member == 0) p.inverse[first_entry + i] = of_row;
-  });
-  Best best[kRows];
-#pragma unroll
-  for (int i = 0; i < kRows; ++i) {
-    const int row = lane + i * kWarp;
-    best[i] = begin > 0 && row < own.count
-                  ? Best{p.best_score[first_entry + row], p.cluster[first_entry + row]}
-                  : Best{NAN, 0};
+  for (int i = 0; i < 2; ++i) {
+    const std::int64_t entry = first_entry + x.number(i);
+    best[i] = begin > 0 && x.exists[i] ? Best{p.best_score[entry], p.cluster[entry]} : Best{NAN, 0};
   }
   for (int first = begin; first < end; first += kVectors) {
-    const int count = min(kVectors, end - first);
     __syncthreads();
-    centroids.load(p.centroids + (std::int64_t{own.head.h} * p.shape.clusters + first) * D, D,
-                   count, D);
+    centroids.load(p.centroids + (std::int64_t{own.head.h} * shape.clusters + first) * D,
+                   min(kVectors, end - first));
     __syncthreads();
-    float products[kRows][kPairs];
-    multiply<kRows>(x, centroids, count, D, products);
+    float squares[2] = {};
+    const Products products(x, centroids, [&](int i, const float(&run)[kTeamColumns]) {
 #pragma unroll
-    for (int n = 0; n < kPairs; ++n) {
-      const int cluster = first + warp + n * kWarps;
-      if (cluster >= end) break;
-      const std::int64_t list = own.number * ClusterRowsParams::kChunk + cluster - begin;
+      for (int c = 0; c < kTeamColumns; ++c) squares[i] += run[c] * run[c];
+    });
 #pragma unroll
-      for (int i = 0; i < kRows; ++i) {
-        const int row = lane + i * kWarp;
-        const Best found{products[i][n] * inverse[row], cluster};
-        if (found.beats(best[i])) best[i] = found;
-        if (p.keys != nullptr && row < own.count) {
-          p.keys[list * p.shape.rows + own.first + row] = key_of(found.score);
-        }
+    for (int i = 0; i < 2; ++i) {
+      const float square = lane_sum<kLanesOfRow>(squares[i]);
+      inverse[i] = square == 0 ? 0.0f : 1 / sqrtf(square);
+    }
+    products.for_each([&](int i, int v, float product) {
+      const Best found{product * inverse[i], first + v};
+      if (found.cluster >= end) return;
+      if (found.beats(best[i])) best[i] = found;
+      if (kWrites && x.exists[i]) {
+        const std::int64_t list = own.number * ClusterRowsParams::kChunk + v;
+        p.keys[list * shape.rows + own.first + x.number(i)] = key_of(found.score);
       }
+    });
+    if constexpr (kWrites) break;  // a chunk is a tile
+  }
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+#pragma unroll
+    for (int distance = 1; distance < kLanesOfRow; distance *= 2) {
+      const Best other{__shfl_xor_sync(kWholeWarp, best[i].score, distance),
+                       __shfl_xor_sync(kWholeWarp, best[i].cluster, distance)};
+      if (other.beats(best[i])) best[i] = other;
+    }
+    if (!x.exists[i]) continue;
+    const int row = own.first + x.number(i);
+    const std::int64_t entry = first_entry + x.number(i);
+    if (lane_number() % kLanesOfRow == 0) {
+      const std::int64_t sample = p.shared_documents ? 0 : own.head.b;
+      p.best_score[entry] = best[i].score;
+      p.cluster[entry] = p.documents[sample * shape.rows + row] < 0 ? -1 : best[i].cluster;
+      p.inverse[entry] = inverse[i];
     }
   }
+  if (begin > 0) return;
+  LaneRows<T>::visit_runs(D, [&](int d) {
+    float runs[2][kTeamColumns];
+    x.load(d, D, runs);
 #pragma unroll
-  for (int i = 0; i < kRows; ++i) bests[warp * Own::kCount + lane + i * kWarp] = best[i];
-  __syncthreads();
-  const int row = static_cast<int>(threadIdx.x);
-  if (row >= own.count) return;
-  Best of_row = bests[row];
-  for (int w = 1; w < kWarps; ++w) {
-    const Best& other = bests[w * Own::kCount + row];
-    if (other.beats(of_row)) of_row = other;
-  }
-  const std::int32_t document =
-      p.documents[(p.shared_documents ? 0 : own.head.b * p.shape.rows) + own.first + row];
-  p.best_score[first_entry + row] = of_row.score;
-  p.cluster[first_entry + row] = document < 0 ? -1 : of_row.cluster;
+    for (int i = 0; i < 2; ++i) {
+#pragma unroll
+      for (int c = 0; c < kTeamColumns; ++c) runs[i][c] *= inverse[i] * shape.length;
+      if (!x.exists[i]) continue;
+      store_run(row_of<T>(p.unit, own.head, own.first + x.number(i)), d, D, runs[i]);
+    }
+  });
 }
 
 // Blocks that choose the nearest rows, with kTeamWarps warps for each cluster of a document.
@@ -413,13 +398,10 @@ void launch_cluster_rows(const ClusterRowsParams& params, cudaStream_t stream) {
   for (int begin = 0; begin < shape.clusters; begin += chunk) {
     const int count = std::min(chunk, shape.clusters - begin);
     with_element_type(shape.dtype, [&]<typename T>() {
-      const auto bytes_for = [&](int rows) { return score_bytes(shape.head_dim, rows); };
-      const auto with_rows = [&]<int kRows>() {
-        launch_tiles<kRows>(&scores_kernel<T, kRows>, heads, shape.rows, bytes_for(kRows), stream,
-                            params, begin, begin + count);
-      };
-      if (has_room_for_many(bytes_for)) return with_rows.template operator()<kManyRows>();
-      with_rows.template operator()<kFewRows>();
+      const auto kernel =
+          params.keys == nullptr ? &scores_kernel<T, false> : &scores_kernel<T, true>;
+      launch_tiles(kernel, heads, shape.rows, kScoreThreads, VectorTile::bytes(shape.head_dim),
+                   stream, params, begin, begin + count);
     });
     if (params.keys == nullptr) continue;
     const std::int64_t teams = heads * count * params.num_documents;

@@ -1,13 +1,20 @@
-// Products of a tile of rows with the vectors of a head: centroids (gpu_clusters.cu) or the mean
-// keys of blocks (block_top_k/gpu_top_k.cu). For these files only. A block of kThreads threads
-// owns kRows kWarp rows; lane l of each warp has the rows l, l + kWarp, .., and warp w the vectors
-// w, w + kWarps, .. of a tile.
+// Products of rows with the vectors of their head: centroids (gpu_clusters.cu) or the mean keys of
+// blocks (block_top_k/gpu_top_k.cu). For these files only.
+//
+// A warp owns 16 rows of a head, and the warps of a block share tiles of 32 vectors. Tensor cores
+// multiply, nearly as exactly as fp32 does (common/gpu_split_tile.cuh): vectors have three terms,
+// rows as many as hold their elements, one in bf16. Tensor cores may sum columns in any order; in
+// tiles 2 j and 2 j + 1 the lanes of a row have the columns 32 j + 8 (lane % 4) and the next seven,
+// which they load together. All rows take the same steps, so equal rows, and equal vectors, have
+// equal products.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
+#include <type_traits>
 
 #include "attention/kernels/common/gpu_row_team.cuh"
+#include "attention/kernels/common/gpu_split_tile.cuh"
 #include "cluster/base/gpu/elements.cuh"
 #include "cluster/base/gpu/launch.h"
 #include "cluster/base/gpu/warp.cuh"
@@ -18,120 +25,164 @@ extern __shared__ float4 score_memory[];  // float4 for its alignment
 
 namespace {
 
-constexpr int kThreads = 256, kWarps = kThreads / kWarp;
-constexpr int kVectors = kWarp;            // vectors of a tile
-constexpr int kPairs = kVectors / kWarps;  // of a row with the vectors of a tile, in one thread
+constexpr int kScoreThreads = 128;  // of a block that multiplies
+constexpr int kWarpRows = kSplitTile, kVectors = 2 * kSplitTile;
+constexpr int kGroupColumns = 2 * kSplitTile;  // of two tiles
+constexpr int kLanesOfRow = kGroupColumns / kTeamColumns;
 
-// The kRows kWarp rows of a head that a block owns: tile after tile, head after head.
-template <int kRows>
+inline int rows_of_block(int threads) { return threads / kWarp * kWarpRows; }
+
+// The bf16 terms of an element.
+template <typename T>
+constexpr int kTermsOf = std::is_same_v<T, float>    ? SplitTile::kTerms
+                         : std::is_same_v<T, __half> ? 2
+                                                     : 1;
+
+// The rows of a head that a warp owns: tile after tile, head after head.
 struct OwnRows {
-  static constexpr int kCount = kRows * kWarp;
   std::int64_t number;  // index of the head in [B, H]
   GpuHead head;
-  int first, count;
+  int first, count;  // count may be 0 or less
+  int block_end;     // the row after the last of all warps of the block
 
   __device__ OwnRows(int heads, int rows) {
-    const auto tiles = static_cast<unsigned>((rows + kCount - 1) / kCount);
+    const int of_block = static_cast<int>(blockDim.x) / kWarp * kWarpRows;
+    const auto tiles = static_cast<unsigned>((rows + of_block - 1) / of_block);
     number = blockIdx.x / tiles;
     head = {static_cast<int>(number / heads), static_cast<int>(number % heads)};
-    first = static_cast<int>(blockIdx.x % tiles) * kCount;
-    count = min(kCount, rows - first);
+    const int block_first = static_cast<int>(blockIdx.x % tiles) * of_block;
+    first = block_first + warp_number() * kWarpRows;
+    count = min(kWarpRows, rows - first);
+    block_end = min(block_first + of_block, rows);
   }
 };
 
-// Calls use(i, member) for the rows i of kCount that the thread's team owns.
-template <int kCount, typename Use>
-__device__ inline void visit_rows(Use use) {
-  constexpr int kTeams = kThreads / kRowTeam;
-  const int thread = static_cast<int>(threadIdx.x);
+// The rows lane / 4 and lane / 4 + 8 of 16, of which `count` exist; the others are 0.
+template <typename T>
+struct LaneRows {
+  const T* rows[2];
+  bool exists[2];
+
+  __device__ LaneRows(const T* first, std::int64_t stride, int count) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      exists[i] = number(i) < count;
+      rows[i] = first + (exists[i] ? number(i) * stride : 0);
+    }
+  }
+  __device__ static int number(int i) { return lane_number() / kLanesOfRow + i * 8; }
+  // Calls use(d) for the first column of each of the lane's runs.
+  template <typename Use>
+  __device__ static void visit_runs(int head_dim, Use use) {
 #pragma unroll 2
-  for (int n = 0; n < kCount / kTeams; ++n) use(n * kTeams + thread / kRowTeam, thread % kRowTeam);
+    for (int d = lane_number() % kLanesOfRow * kTeamColumns; d < head_dim; d += kGroupColumns) {
+      use(d);
+    }
+  }
+  __device__ void load(int first, int head_dim, float (&runs)[2][kTeamColumns]) const {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) load_run(rows[i], first, exists[i] ? head_dim : 0, runs[i]);
+  }
+};
+
+// The lane's part of tile n of a group of columns.
+__device__ inline SplitTile split_tile(const float (&runs)[2][kTeamColumns], int n) {
+  SplitTile tile;
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    tile.set(i, runs[i][n * 4], runs[i][n * 4 + 1]);
+    tile.set(i + 2, runs[i][n * 4 + 2], runs[i][n * 4 + 3]);
+  }
+  return tile;
 }
 
-// kCount vectors in shared memory. They are read four columns at a time, so zeros follow the last
-// one, and rows are an odd number of such runs apart: lanes read the same columns of their rows
-// from different banks.
-template <int kCount>
-struct ScoreTile {
-  float* data;
-  int pitch;
+// kVectors vectors in shared memory, at its begin: for each group of columns, for each half of the
+// vectors, two tiles.
+struct VectorTile {
+  int head_dim;
 
-  static BIRKHOFF_HOST_DEVICE int pitch_for(int head_dim) { return ((head_dim + 3) / 4 | 1) * 4; }
-  static BIRKHOFF_HOST_DEVICE int words(int head_dim) { return kCount * pitch_for(head_dim); }
-  // Begins at element `first`, a multiple of 4, of the dynamic shared memory.
-  __device__ ScoreTile(int first, int head_dim)
-      : data(reinterpret_cast<float*>(score_memory) + first), pitch(pitch_for(head_dim)) {}
-
-  __device__ float* row(int i) const { return data + i * pitch; }
-  // A run of row i, with zeros after the row's end.
-  __device__ void store(int i, int first, const float (&run)[kTeamColumns]) const {
-#pragma unroll
-    for (int c = 0; c < kTeamColumns; c += 4) {
-      if (first + c >= pitch) break;
-      *reinterpret_cast<float4*>(row(i) + first + c) = {run[c], run[c + 1], run[c + 2], run[c + 3]};
-    }
+  static BIRKHOFF_HOST_DEVICE int groups(int head_dim) {
+    return (head_dim + kGroupColumns - 1) / kGroupColumns;
   }
-  // `count` rows, then zeros. All threads call it.
-  template <typename T>
-  __device__ void load(const T* rows, std::int64_t stride, int count, int head_dim) const {
-    visit_rows<kCount>([&](int i, int member) {
-      visit_runs(member, head_dim, [&](int first) {
-        float run[kTeamColumns];
-        load_run(rows + (i < count ? i * stride : 0), first, i < count ? head_dim : 0, run);
-        store(i, first, run);
-      });
-    });
+  static BIRKHOFF_HOST_DEVICE std::size_t bytes(int head_dim) {
+    return sizeof(Words) * static_cast<std::size_t>(groups(head_dim) * 4 * SplitTile::kWords);
   }
-};
-
-// The products of the thread's rows, lane + i kWarp, with its vectors, warp + n kWarps, of which
-// the tile has `count`. Each is summed in the order of d, so equal rows and equal vectors have
-// equal products.
-template <int kRows>
-__device__ inline void multiply(const ScoreTile<kRows * kWarp>& rows,
-                                const ScoreTile<kVectors>& vectors, int count, int head_dim,
-                                float (&products)[kRows][kPairs]) {
-#pragma unroll
-  for (int i = 0; i < kRows; ++i) {
-#pragma unroll
-    for (int n = 0; n < kPairs; ++n) products[i][n] = 0;
+  __device__ static Words* tile(int group, int half, int n) {
+    return reinterpret_cast<Words*>(score_memory) + (group * 4 + half * 2 + n) * SplitTile::kWords;
   }
-  const float* const row = rows.row(lane_number());
-  const float* const vector = vectors.row(warp_number());
-  for (int d = 0; d < head_dim; d += 4) {
-    float4 x[kRows];
+  // `count` vectors, then zeros. All threads of the block call it, between barriers.
+  __device__ void load(const float* vectors, int count) const {
+    const int warps = static_cast<int>(blockDim.x) / kWarp;
+#pragma unroll 1
+    for (int task = warp_number(); task < groups(head_dim) * 2; task += warps) {
+      const int group = task / 2, half = task % 2;
+      const LaneRows<float> rows(
+          vectors + (half * kSplitTile < count ? std::int64_t{half} * kSplitTile * head_dim : 0),
+          head_dim, count - half * kSplitTile);
+      float runs[2][kTeamColumns];
+      rows.load(group * kGroupColumns + lane_number() % kLanesOfRow * kTeamColumns, head_dim, runs);
 #pragma unroll
-    for (int i = 0; i < kRows; ++i) {
-      x[i] = *reinterpret_cast<const float4*>(row + i * kWarp * rows.pitch + d);
-    }
-#pragma unroll
-    for (int n = 0; n < kPairs; ++n) {
-      if (warp_number() + n * kWarps >= count) break;
-      const float4 y = *reinterpret_cast<const float4*>(vector + n * kWarps * vectors.pitch + d);
-#pragma unroll
-      for (int i = 0; i < kRows; ++i) {
-        float& sum = products[i][n];
-        sum = fmaf(x[i].w, y.w, fmaf(x[i].z, y.z, fmaf(x[i].y, y.y, fmaf(x[i].x, y.x, sum))));
+      for (int n = 0; n < 2; ++n) {
+        split_tile(runs, n).store(tile(group, half, n), lane_number());
       }
     }
   }
-}
+};
 
-// Rows per thread: enough for a block of threads, but few enough for two blocks on a
-// multiprocessor.
-inline constexpr int kManyRows = 4, kFewRows = 1;
-template <typename Bytes>  // of shared memory for this number of rows
-bool has_room_for_many(Bytes bytes_for) {
-  return bytes_for(kManyRows) <= 80 * 1024;
-}
+// The products of a warp's rows with a tile of vectors.
+class Products {
+ public:
+  // All lanes of the warp call it. Calls use(i, run) for each run of the lane's rows.
+  template <typename T, typename Use>
+  __device__ Products(const LaneRows<T>& rows, const VectorTile& vectors, Use use) {
+#pragma unroll 1
+    for (int group = 0; group < VectorTile::groups(vectors.head_dim); ++group) {
+      float runs[2][kTeamColumns];
+      rows.load(group * kGroupColumns + lane_number() % kLanesOfRow * kTeamColumns,
+                vectors.head_dim, runs);
+#pragma unroll
+      for (int i = 0; i < 2; ++i) use(i, runs[i]);
+#pragma unroll
+      for (int n = 0; n < 2; ++n) {
+        const SplitTile left[1] = {split_tile(runs, n)};
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          SplitTile right;
+          right.load(VectorTile::tile(group, half, n), lane_number());
+          add_products<kTermsOf<T>>(sums_[half], left, right);
+        }
+      }
+    }
+  }
 
-// One block for each tile of kRows kWarp rows of each head.
-template <int kRows, typename... Parameters, typename... Arguments>
-void launch_tiles(void (*kernel)(Parameters...), std::int64_t heads, int rows, std::size_t bytes,
-                  cudaStream_t stream, const Arguments&... arguments) {
-  constexpr int kCount = OwnRows<kRows>::kCount;
-  launch({.blocks = heads * ((rows + kCount - 1) / kCount),
-          .threads = kThreads,
+  // Calls use(i, v, product) for the lane's products of row LaneRows::number(i) with vector v of
+  // the tile; for each row v ascends.
+  template <typename Use>
+  __device__ void for_each(Use use) const {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+#pragma unroll
+      for (int pair = 0; pair < 4; ++pair) {
+        const int v = half * kSplitTile + tile_column(lane_number(), pair);
+#pragma unroll
+        for (int n = 0; n < 2; ++n) {
+          use(pair % 2, v + n, sums_[half][0][pair / 2][pair % 2 * 2 + n]);
+        }
+      }
+    }
+  }
+
+ private:
+  float sums_[2][1][2][4] = {};
+};
+
+// One block of `threads` for each tile of rows of each head.
+template <typename... Parameters, typename... Arguments>
+void launch_tiles(void (*kernel)(Parameters...), std::int64_t heads, int rows, int threads,
+                  std::size_t bytes, cudaStream_t stream, const Arguments&... arguments) {
+  const int of_block = rows_of_block(threads);
+  launch({.blocks = heads * ((rows + of_block - 1) / of_block),
+          .threads = threads,
           .stream = stream,
           .shared_bytes = bytes},
          kernel, arguments...);

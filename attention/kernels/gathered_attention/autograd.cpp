@@ -34,14 +34,14 @@ GatheredGradients gradients_of(const GatheredAttention& in, const GatheredResult
   if constexpr (kHasGpuKernels) {
     launch_gathered_attention_backward(backward.params, current_stream(d_out));
   }
-  return finished_gradients(
-      in, backward, d_out, [&](const at::Tensor& numbers_BHPR, const at::Tensor& sums_BHLR) {
-        if constexpr (kHasGpuKernels) {
-          launch_sums_of_slots(backward.params, numbers_BHPR.const_data_ptr<float>(),
-                               static_cast<int>(numbers_BHPR.size(3)), rows_params(sums_BHLR),
-                               current_stream(d_out));
-        }
-      });
+  return finished_gradients(in, backward, d_out,
+                            [&](const at::Tensor& numbers_BHPR, const at::Tensor& sums_BHLR) {
+                              if constexpr (kHasGpuKernels) {
+                                launch_sums_of_slots(backward.params, rows_params(numbers_BHPR),
+                                                     static_cast<int>(numbers_BHPR.size(3)),
+                                                     rows_params(sums_BHLR), current_stream(d_out));
+                              }
+                            });
 }
 
 struct FusedGatheredAttention : torch::autograd::Function<FusedGatheredAttention> {

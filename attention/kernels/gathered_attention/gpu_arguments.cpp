@@ -103,13 +103,13 @@ at::Tensor new_floats(const GatheredAttention& in, at::IntArrayRef sizes) {
   return at::empty(sizes, in.q_BHLD.options().dtype(at::kFloat));
 }
 
-// New rows for the slots of `lists`, for the heads of x [B, H, rows, D].
-at::Tensor new_slots(const GatheredAttention& in, const RowLists& lists, const at::Tensor& x) {
-  return new_floats(in, {x.size(0), x.size(1), lists.rows_BHP.size(2), x.size(3)});
+// New rows for the slots of `lists`, like x [B, H, rows, D].
+at::Tensor new_slots(const RowLists& lists, const at::Tensor& x) {
+  return at::empty({x.size(0), x.size(1), lists.rows_BHP.size(2), x.size(3)}, x.options());
 }
 
 void set_slots(const SlotResults& slots, GatheredParams& params) {
-  params.slot_out = floats_of(slots.out_BHPD);
+  params.slot_out = rows_params(slots.out_BHPD);
   params.slot_max = floats_of(slots.softmax_2BHP[0]);
   params.slot_sum = floats_of(slots.softmax_2BHP[1]);
 }
@@ -179,8 +179,11 @@ GatheredForward gathered_forward(const GatheredAttention& in) {
                           .inputs = {},
                           .scratch = {}};
   forward.params = params_of(in, part, tensor_cores, forward.terms, forward.inputs);
-  if (to_rows) return forward;
-  const SlotResults slots{new_slots(in, in.rows.queries, q), new_floats(in, {2, B, H, P})};
+  if (to_rows) {
+    forward.params.slot_out = forward.params.out;
+    return forward;
+  }
+  const SlotResults slots{new_slots(in.rows.queries, q), new_floats(in, {2, B, H, P})};
   forward.scratch = {slots.out_BHPD, slots.softmax_2BHP};
   if (in.merge == SlotMerge::kMean) forward.results.slots = slots;
   set_slots(slots, forward.params);
@@ -222,12 +225,13 @@ GatheredBackward gathered_backward(const GatheredAttention& in, const GatheredRe
   params.d_v = rows_params(backward.gradients.d_v_BHSD);
   params.delta = floats_of(backward.scratch[0][0]);
   params.inverse = floats_of(backward.scratch[0][1]);
-  const auto slots_unless = [&](bool to_rows, const RowLists& lists, const at::Tensor& x) {
-    return to_rows ? nullptr : floats_of(backward.scratch.emplace_back(new_slots(in, lists, x)));
+  const auto slots_of = [&](const RowsParams& x, const GatheredListsParams& lists,
+                            const RowLists& rows, const at::Tensor& like) {
+    return lists.once ? x : rows_params(backward.scratch.emplace_back(new_slots(rows, like)));
   };
-  params.d_q_slots = slots_unless(q_rows, in.rows.queries, q);
-  params.d_k_slots = slots_unless(k_rows, in.rows.keys, in.k_BHSD);
-  params.d_v_slots = slots_unless(k_rows, in.rows.keys, in.v_BHSD);
+  params.d_q_slots = slots_of(params.d_q, params.queries, in.rows.queries, q);
+  params.d_k_slots = slots_of(params.d_k, params.keys, in.rows.keys, in.k_BHSD);
+  params.d_v_slots = slots_of(params.d_v, params.keys, in.rows.keys, in.v_BHSD);
   if (in.sink_H.defined()) {
     backward.d_sink_BHL = new_floats(in, {B, H, L});
     params.d_sink = floats_of(backward.d_sink_BHL);

@@ -25,7 +25,8 @@
 // with u_rt of DistanceParams::of_values, and the gradient of a row is the sum over its slots;
 // gradients of keys are also sums over the query heads of the key head. The sums of ds_ij, and of
 // p_ij M_ij, over the keys of each row t are stored for the tables' gradients and their part of
-// d_q. The kernels here compute in fp32; results are rounded once.
+// d_q. The kernels here compute in fp32; results of slots and of rows are rounded to the rows'
+// type.
 //
 // With a mean, over the n_r slots i of row r that see a key, a sink z is one more logit of each i:
 // m_i = max(z, max_j s_ij), and exp(z - m_i) is added to l_i. Then
@@ -202,10 +203,11 @@ __global__ void __launch_bounds__(kThreads, 2) forward_kernel(const GatheredPara
   }
   sums.multiply(l == 0 ? 0 : 1 / l);
   const std::int64_t entry = entry_of(head, p.heads, p.queries.slots, tile.slot);
+  T* const slot_out = row_of<T>(p.slot_out, head, tile.slot);
 #pragma unroll
   for (int c = 0; c < kColumns / kTeam; ++c) {
     const int d = tile.member + c * kTeam;
-    if (d < D) p.slot_out[entry * D + d] = l == 0 ? 0.0f : o[c] / l;
+    if (d < D) slot_out[d] = from_float<T>(l == 0 ? 0.0f : o[c] / l);
   }
   if (tile.member == 0) {
     p.slot_max[entry] = l > 0 ? m : 0.0f;
@@ -284,11 +286,11 @@ __global__ void __launch_bounds__(kThreads, backward_blocks(kColumns))
       sums_of_p.add(weights, queries.row(slot), keys, first, keys.ends[g]);
     }
   }
-  const std::int64_t entry = entry_of(head, p.heads, p.queries.slots, tile.slot);
+  T* const of_slot = row_of<T>(p.d_q_slots, head, tile.slot);
 #pragma unroll
   for (int c = 0; c < kColumns / kTeam; ++c) {
     const int d = tile.member + c * kTeam;
-    if (tile.slot < tile.end && d < D) p.d_q_slots[entry * D + d] = d_q[c] * p.scale;
+    if (tile.slot < tile.end && d < D) of_slot[d] = from_float<T>(d_q[c] * p.scale);
   }
 }
 
@@ -349,13 +351,14 @@ __global__ void __launch_bounds__(kThreads, backward_blocks(kColumns))
     }
   }
   if (tile.slot >= tile.end) return;
-  const std::int64_t entry = entry_of(of_keys, p.key_heads, p.keys.slots, tile.slot);
+  T* const d_k_slot = row_of<T>(p.d_k_slots, of_keys, tile.slot);
+  T* const d_v_slot = row_of<T>(p.d_v_slots, of_keys, tile.slot);
 #pragma unroll
   for (int c = 0; c < kColumns / kTeam; ++c) {
     const int d = tile.member + c * kTeam;
     if (d >= D) break;
-    p.d_k_slots[entry * D + d] = d_k[c] * p.scale;
-    p.d_v_slots[entry * D + d] = d_v[c];
+    d_k_slot[d] = from_float<T>(d_k[c] * p.scale);
+    d_v_slot[d] = from_float<T>(d_v[c]);
   }
 }
 
@@ -421,7 +424,7 @@ void launch_gathered_attention_backward(const GatheredParams& params, cudaStream
       launch_blocks(&key_gradients_kernel<T, kColumns>, p, p.key_heads, tiles_of(p.keys), bytes,
                     stream);
     }
-    const auto add = [&](int heads, const GatheredListsParams& lists, const float* numbers,
+    const auto add = [&](int heads, const GatheredListsParams& lists, const RowsParams& numbers,
                          const RowsParams& sums) {
       if (lists.once) return;
       launch_rows(&add_kernel<T>, p, heads, lists.rows, stream, heads, lists, numbers, p.head_dim,
@@ -433,7 +436,7 @@ void launch_gathered_attention_backward(const GatheredParams& params, cudaStream
   });
 }
 
-void launch_sums_of_slots(const GatheredParams& params, const float* numbers, int columns,
+void launch_sums_of_slots(const GatheredParams& params, const RowsParams& numbers, int columns,
                           const RowsParams& sums, cudaStream_t stream) {
   launch_rows(&add_kernel<float>, params, params.heads, params.queries.rows, stream, params.heads,
               params.queries, numbers, columns, sums);

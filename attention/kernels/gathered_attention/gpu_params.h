@@ -58,15 +58,16 @@ struct GatheredParams {
   RowsParams q, k, v, out;
   float *max, *sum;  // [B, H, L]; of a mean 0 and the number of slots that see a key
 
-  // Scratch of the forward pass; with a mean the backward pass reads it. Not with queries.once.
-  float *slot_out, *slot_max, *slot_sum;  // [B, H, P, D] and [B, H, P]
+  // The results of slots. out: [B, H, P, D], or with queries.once `out` itself.
+  RowsParams slot_out;
+  float *slot_max, *slot_sum;  // [B, H, P]; not with queries.once. Of a mean, gradients need them
 
   // Backward.
   RowsParams d_out, d_q, d_k, d_v;
   const float* d_sum;      // [B, H, L]; null: 0
   float *delta, *inverse;  // scratch [B, H, L]; of a mean [B, H, P]
-  // Scratch [B, H, P, D]; of the slots of keys. Not of lists with `once`.
-  float *d_q_slots, *d_k_slots, *d_v_slots;
+  // [B, H, P, D], of the slots of queries and keys; of lists with `once` d_q, or d_k and d_v.
+  RowsParams d_q_slots, d_k_slots, d_v_slots;
   float* d_sink;  // [B, H, L], each query's term; with a sink
 
   bool has_terms() const { return distances.scores != nullptr || dropout.p > 0; }
@@ -79,8 +80,8 @@ struct GatheredParams {
 void launch_gathered_slots(const GatheredParams& params, CUstream_st* stream);
 void launch_gathered_merge(const GatheredParams& params, CUstream_st* stream);
 void launch_gathered_attention_backward(const GatheredParams& params, CUstream_st* stream);
-// sums[b, h, r] = the sum over row r's slots of numbers [B, H, P, columns], for rows of queries.
-void launch_sums_of_slots(const GatheredParams& params, const float* numbers, int columns,
+// sums[b, h, r] = the sum over row r's slots of `numbers`, rows of fp32, for rows of queries.
+void launch_sums_of_slots(const GatheredParams& params, const RowsParams& numbers, int columns,
                           const RowsParams& sums, CUstream_st* stream);
 // The part for tensor cores: results of slots, and of the rows of lists with `once`. For head dims
 // up to kHeadDim: 64, 128 or 256 (tiles/instantiations/).

@@ -44,13 +44,13 @@ struct SlotsOfRow {
     end = of_head.starts[own.row + 1];
     first = entry_of(own.head, heads, lists.slots, 0);
   }
-  // Calls use(slot) for each; the index of the next slot is loaded early.
+  // Calls use(slot) for each; the next slot is loaded early.
   template <typename Use>
   __device__ void visit(Use use) const {
     int next = begin < end ? order[begin] : 0;
 #pragma unroll 1
     for (int n = begin; n < end; ++n) {
-      const std::int64_t slot = first + next;
+      const int slot = next;
       next = n + 1 < end ? order[n + 1] : 0;
       use(slot);
     }
@@ -58,7 +58,8 @@ struct SlotsOfRow {
 };
 
 // sums += weight times a run of elements.
-__device__ inline void add_run(float (&sums)[kTeamColumns], float weight, const float* numbers,
+template <typename T>
+__device__ inline void add_run(float (&sums)[kTeamColumns], float weight, const T* numbers,
                                int first, int head_dim) {
   float x[kTeamColumns];
   load_run(numbers, first, head_dim, x);
@@ -87,19 +88,21 @@ __global__ void __launch_bounds__(kTeamThreads, 4) merge_kernel(const GatheredPa
   if (!own.exists) return;
   const SlotsOfRow slots(p, p.queries, own, p.heads);
   float M = -INFINITY, Z = 0;
-  slots.visit([&](std::int64_t slot) {
-    if (p.slot_sum[slot] != 0) M = fmaxf(M, p.slot_max[slot]);
+  const float *const slot_sum = p.slot_sum + slots.first, *const slot_max =
+                                                              p.slot_max + slots.first;
+  slots.visit([&](int slot) {
+    if (slot_sum[slot] != 0) M = fmaxf(M, slot_max[slot]);
   });
-  const auto weight_of = [&](std::int64_t slot) {
-    return p.slot_sum[slot] == 0 ? 0.0f : p.slot_sum[slot] * expf(p.slot_max[slot] - M);
+  const auto weight_of = [&](int slot) {
+    return slot_sum[slot] == 0 ? 0.0f : slot_sum[slot] * expf(slot_max[slot] - M);
   };
-  slots.visit([&](std::int64_t slot) { Z += weight_of(slot); });
+  slots.visit([&](int slot) { Z += weight_of(slot); });
   visit_runs(own.member, p.head_dim, [&](int first) {
     float out[kTeamColumns] = {};
-    slots.visit([&](std::int64_t slot) {
+    slots.visit([&](int slot) {
       const float weight = weight_of(slot);
       if (weight == 0) return;  // sees no key
-      add_run(out, weight, p.slot_out + slot * p.head_dim, first, p.head_dim);
+      add_run(out, weight, row_of<const T>(p.slot_out, own.head, slot), first, p.head_dim);
     });
 #pragma unroll
     for (int c = 0; c < kTeamColumns; ++c) out[c] = Z == 0 ? 0.0f : out[c] / Z;
@@ -118,11 +121,11 @@ __global__ void __launch_bounds__(kTeamThreads, 4) average_kernel(const Gathered
   if (!own.exists) return;
   const SlotsOfRow slots(p, p.queries, own, p.heads);
   float count = 0;
-  slots.visit([&](std::int64_t slot) { count += p.slot_sum[slot] != 0 ? 1 : 0; });
+  slots.visit([&](int slot) { count += p.slot_sum[slots.first + slot] != 0 ? 1 : 0; });
   visit_runs(own.member, p.head_dim, [&](int first) {
     float out[kTeamColumns] = {};
-    slots.visit([&](std::int64_t slot) {  // slots that see no key add 0
-      add_run(out, 1, p.slot_out + slot * p.head_dim, first, p.head_dim);
+    slots.visit([&](int slot) {  // slots that see no key add 0
+      add_run(out, 1, row_of<const T>(p.slot_out, own.head, slot), first, p.head_dim);
     });
 #pragma unroll
     for (int c = 0; c < kTeamColumns; ++c) out[c] = count == 0 ? 0.0f : out[c] / count;
@@ -161,9 +164,10 @@ __global__ void __launch_bounds__(kTeamThreads, 4) mean_delta_kernel(const Gathe
 #pragma unroll 1
   for (int n = 0; n < most; ++n) {
     const bool has = slots.begin + n < slots.end;
-    const std::int64_t slot = slots.first + (has ? slots.order[slots.begin + n] : 0);
-    const float delta =
-        row_product(own, d_out, p.slot_out + slot * p.head_dim, has ? p.head_dim : 0);
+    const int number = has ? slots.order[slots.begin + n] : 0;
+    const std::int64_t slot = slots.first + number;
+    const float delta = row_product(own, d_out, row_of<const T>(p.slot_out, own.head, number),
+                                    has ? p.head_dim : 0);
     const bool sees_keys = has && p.slot_sum[slot] != 0;
     const float inverse = sees_keys ? 1 / (p.slot_sum[slot] * p.sum[own.number]) : 0.0f;
     if (own.exists && has && own.member == 0) {
@@ -180,14 +184,15 @@ __global__ void __launch_bounds__(kTeamThreads, 4) mean_delta_kernel(const Gathe
 template <typename T>
 __global__ void __launch_bounds__(kTeamThreads, 4)
     add_kernel(const GatheredParams p, const int heads, const GatheredListsParams lists,
-               const float* numbers, const int columns, const RowsParams sums) {
+               const RowsParams numbers, const int columns, const RowsParams sums) {
   const TeamRow own(p, heads, lists.rows);
   if (!own.exists) return;
   const SlotsOfRow slots(p, lists, own, heads);
   visit_runs(own.member, columns, [&](int first) {
     float sum[kTeamColumns] = {};
-    slots.visit(
-        [&](std::int64_t slot) { add_run(sum, 1, numbers + slot * columns, first, columns); });
+    slots.visit([&](int slot) {
+      add_run(sum, 1, row_of<const T>(numbers, own.head, slot), first, columns);
+    });
     store_run(own.of<T>(sums), first, columns, sum);
   });
 }

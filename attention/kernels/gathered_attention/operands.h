@@ -8,8 +8,9 @@
 
 namespace birkhoff {
 
-// The softmax of each single slot, for the backward pass: out, and maximum and inverse sum (on a
-// GPU the sum), in the dtype of sums. Undefined where the backward pass does not need them.
+// The softmax of each single slot, for the backward pass: out (on a GPU in q's dtype), and maximum
+// and inverse sum (on a GPU the sum), in the dtype of sums. Undefined where the backward pass does
+// not need them.
 struct SlotResults {
   at::Tensor out_BHPD, softmax_2BHP;
 };

@@ -4,8 +4,8 @@
 
 #include <cstddef>
 
+#include "attention/kernels/common/gpu_split_tile.cuh"
 #include "attention/kernels/sinkhorn/gpu_prefixes.cuh"
-#include "attention/kernels/sinkhorn/gpu_split_tile.cuh"
 
 namespace birkhoff {
 namespace {

@@ -102,8 +102,7 @@ class GatheredTilesQueries : public GatheredTilesBody<Thread, kHeadDim> {
             this->multiply_columns(d_q, d_s, k_tile(stage), j);
           }
         });
-    this->store_rows(d_q, {p_.scale, p_.scale}, head, p_.heads, queries, first, p_.d_q_slots,
-                     p_.d_q, kQ);
+    this->store_rows(d_q, {p_.scale, p_.scale}, head, queries, first, p_.d_q_slots, kQ);
   }
 
  private:
@@ -191,9 +190,8 @@ class GatheredTilesKeys : public GatheredTilesBody<Thread, kHeadDim> {
             this->multiply_columns(d_k, d_s, q_tile(stage), i);
           }
         });
-    this->store_rows(d_k, {p_.scale, p_.scale}, head, p_.key_heads, keys, first, p_.d_k_slots,
-                     p_.d_k, kK);
-    this->store_rows(d_v, {1, 1}, head, p_.key_heads, keys, first, p_.d_v_slots, p_.d_v, kV);
+    this->store_rows(d_k, {p_.scale, p_.scale}, head, keys, first, p_.d_k_slots, kK);
+    this->store_rows(d_v, {1, 1}, head, keys, first, p_.d_v_slots, kV);
   }
 
  private:

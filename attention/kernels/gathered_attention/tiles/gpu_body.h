@@ -266,47 +266,25 @@ class GatheredTilesBody : protected TileBody<Thread, kHeadDim> {
     thread_.template wait<0>();
   }
 
-  // Writes factor * c to the warp's columns of the rows of `count` slots from `first` on; 0 where
-  // the factor is, also for values that are not finite. In fp32 to `slots` [.., head_dim]; if each
-  // row has one slot, to the rows of x instead, through the memory of a tile that is not read any
-  // more. Called by all threads.
+  // Writes factor * c to the warp's columns of the rows of x at the slots from `first` on, or if
+  // each row has one slot at their rows; 0 where the factor is, also for values that are not
+  // finite. They pass through the memory of a tile that is not read any more. Called by all
+  // threads.
   BIRKHOFF_DEVICE void store_rows(const Columns& c, const float (&factor)[2], GpuHead head,
-                                  int heads, const GpuHeadLists& lists, int first, float* slots,
-                                  const RowsParams& x, std::uint32_t tile) const {
-    const int count = rows_from(lists, first);
-    if (lists.lists.once) return store_rows_once(c, factor, head, lists, first, count, x, tile);
-    const std::int64_t entry = entry_of(head, heads, lists.lists.slots, first);
-    struct alignas(8) Two {
-      float x, y;
-    };
-    BIRKHOFF_UNROLL
-    for (int half = 0; half < 2; ++half) {
-      const int row = first_row_ + lane_ / 4 + 8 * half;
-      if (row >= count) continue;
-      float* const to = slots + (entry + row) * p_.head_dim;
-      BIRKHOFF_UNROLL
-      for (int j = 0; j < Shape::kWarpColumns / 8; ++j) {
-        const int column = first_column_ + 8 * j + place_in_c(lane_, 0).column;
-        if (column >= p_.head_dim) break;
-        const auto value = [&](int r) { return factor[half] == 0 ? 0 : c[j][r] * factor[half]; };
-        *reinterpret_cast<Two*>(to + column) = {value(2 * half), value(2 * half + 1)};
-      }
-    }
-  }
-
-  BIRKHOFF_DEVICE void store_rows_once(const Columns& c, const float (&factor)[2], GpuHead head,
-                                       const GpuHeadLists& lists, int first, int count,
-                                       const RowsParams& x, std::uint32_t tile) const {
+                                  const GpuHeadLists& lists, int first, const RowsParams& x,
+                                  std::uint32_t tile) const {
     thread_.sync();  // all copies to the tile have arrived
     this->put_rows(
         tile, [&](int j, int r) { return factor[r / 2] == 0 ? 0.0f : c[j][r] * factor[r / 2]; });
     constexpr int kGroups = Shape::kWarpColumns / 8, kRowsAtOnce = 32 / kGroups;
     const int row = first_row_ + lane_ / kGroups, column = first_column_ + lane_ % kGroups * 8;
-    if (column >= p_.head_dim) count = 0;
+    const int count = column < p_.head_dim ? rows_from(lists, first) : 0;
     BIRKHOFF_UNROLL_BY(4)
     for (int i = 0; i < 16; i += kRowsAtOnce) {
       if (row + i >= count) continue;
-      auto* const to = row_of<std::uint16_t>(x, head, lists.row(first + row + i)) + column;
+      const int slot = first + row + i;
+      auto* const to =
+          row_of<std::uint16_t>(x, head, lists.lists.once ? lists.row(slot) : slot) + column;
       *reinterpret_cast<Words*>(to) =
           thread_.template load_shared<Words>(tile + place_in_tile<kHeadDim>(row + i, column));
     }

@@ -3,12 +3,11 @@
 // says for which calls.
 //
 // A thread block owns a tile of kTileRows successive slots of queries of a head, which may be in
-// several segments, and takes the tiles of keys of these segments one after another; tiles of which
-// its queries see nothing are not read. A warp owns 16 of the queries and, for D > 128, half of the
-// columns of o. Shared memory holds the tile of q, and k, v and ranges of the tile in use and the
-// next one: 41, 81 and 161 KiB for D = 64, 128 and 256. Products are 16-bit with fp32 sums; o of
-// slots is written in fp32. Each element has one owner, which adds in a fixed order: the same bits
-// each time.
+// several segments, and takes the tiles of keys of these segments one after another; tiles of
+// which its queries see nothing are not read. A warp owns 16 of the queries and, for D > 128, half
+// of the columns of o. Shared memory holds the tile of q, and k, v and ranges of the tile in use
+// and the next one: 41, 81 and 161 KiB for D = 64, 128 and 256. Products are 16-bit with fp32
+// sums. Each element has one owner, which adds in a fixed order: the same bits each time.
 #pragma once
 
 #include "attention/kernels/gathered_attention/tiles/gpu_body.h"
@@ -125,7 +124,7 @@ class GatheredTilesForward : public GatheredTilesBody<Thread, kHeadDim> {
                                  largest, total == 0 ? 0 : 1 / total);
       }
     }
-    this->store_rows(out, factor, head, p_.heads, queries, first, p_.slot_out, p_.out, kQ);
+    this->store_rows(out, factor, head, queries, first, p_.slot_out, kQ);
   }
 };
 

@@ -46,7 +46,7 @@ void emulate_gathered_attention_backward(const GatheredParams& params, const Emu
   emulated_tiles = tiles;
   emulate_launch_gathered_attention_backward(params, nullptr);
 }
-void emulate_sums_of_slots(const GatheredParams& params, const float* numbers, int columns,
+void emulate_sums_of_slots(const GatheredParams& params, const RowsParams& numbers, int columns,
                            const RowsParams& sums) {
   emulate_launch_sums_of_slots(params, numbers, columns, sums, nullptr);
 }

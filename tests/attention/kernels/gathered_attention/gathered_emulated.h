@@ -24,7 +24,7 @@ void emulate_number_groups(const CountingSortParams& params);
 void emulate_gathered_slots(const GatheredParams& params, const EmulatedTiles* tiles);
 void emulate_gathered_merge(const GatheredParams& params);
 void emulate_gathered_attention_backward(const GatheredParams& params, const EmulatedTiles* tiles);
-void emulate_sums_of_slots(const GatheredParams& params, const float* numbers, int columns,
+void emulate_sums_of_slots(const GatheredParams& params, const RowsParams& numbers, int columns,
                            const RowsParams& sums);
 
 // Results as solve() returns them (gathered_problem.h). Memory that the kernels must write holds

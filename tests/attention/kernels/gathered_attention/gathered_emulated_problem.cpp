@@ -93,7 +93,7 @@ std::vector<at::Tensor> solve_emulated(const GatheredProblem& problem, const Emu
   const GatheredGradients gradients = finished_gradients(
       in, backward, d_out, [&](const at::Tensor& numbers_BHPR, const at::Tensor& sums_BHLR) {
         spoil({sums_BHLR});
-        emulate_sums_of_slots(backward.params, numbers_BHPR.const_data_ptr<float>(),
+        emulate_sums_of_slots(backward.params, rows_params(numbers_BHPR),
                               static_cast<int>(numbers_BHPR.size(3)), rows_params(sums_BHLR));
       });
   variable_list results{part.out_BHLD.detach(), lse.detach()};

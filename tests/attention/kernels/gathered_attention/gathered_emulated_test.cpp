@@ -137,11 +137,10 @@ INSTANTIATE_TEST_SUITE_P(Merges, GatheredKernelMergedAs,
 // are not rounded.
 TEST_P(GatheredKernelMergedAs, ErrorsWithTermsAreThoseOfTheReference) {
   for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16, at::kHalf}) {
-    const double product_eps = out_rounding(GetParam() == SlotMerge::kMean ? at::kFloat : dtype);
     int checked = 0;
     for (int seed = 0; seed < 60; seed += 4) {
       checked += expect_errors_of_the_reference(
-          seed, dtype, 100, product_eps, emulate, GetParam(),
+          seed, dtype, 100, out_rounding(dtype), emulate, GetParam(),
           seed % 8 == 0 ? random_problem_with_dropout : random_problem_with_terms);
     }
     EXPECT_GT(checked, 5) << dtype;

@@ -68,6 +68,7 @@ struct Index {
 inline Index thread_index() { return {machine.fibers.thread()}; }
 inline Index block_index() { return {machine.block}; }
 inline Index grid_size() { return {machine.num_blocks}; }
+inline Index block_size() { return {static_cast<unsigned>(machine.lanes.size())}; }
 
 // The value of lane (mine ^ distance).
 template <typename T>
@@ -100,6 +101,7 @@ void read_lanes(T value, Use use) {
 #define threadIdx (birkhoff::emulated::thread_index())
 #define blockIdx (birkhoff::emulated::block_index())
 #define gridDim (birkhoff::emulated::grid_size())
+#define blockDim (birkhoff::emulated::block_size())
 #define __syncthreads() birkhoff::emulated::wait_for_block()
 
 inline float __fadd_rn(float a, float b) { return a + b; }

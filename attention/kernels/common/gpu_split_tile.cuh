@@ -72,10 +72,11 @@ struct SplitTile {
   }
 };
 
-// sums += left right^T for each left tile; sums[m] holds pair p of the product in
-// [p / 2][p % 2 * 2 ..]. All lanes of a warp call it. Tensor cores truncate their sums, so the six
-// products start from zero, the smallest first, and are added here.
-template <int kTiles>
+// sums += left right^T for each left tile, of whose elements the first kLeftTerms terms may differ
+// from 0; sums[m] holds pair p of the product in [p / 2][p % 2 * 2 ..]. All lanes of a warp call
+// it. Tensor cores truncate their sums, so the products of terms (six, or fewer) start from zero,
+// the smallest first, and are added here.
+template <int kLeftTerms = SplitTile::kTerms, int kTiles>
 __device__ inline void add_products(float (&sums)[kTiles][2][4], const SplitTile (&left)[kTiles],
                                     const SplitTile& right) {
   const GpuThread<__nv_bfloat16> thread;
@@ -83,7 +84,7 @@ __device__ inline void add_products(float (&sums)[kTiles][2][4], const SplitTile
 #pragma unroll
   for (int order = SplitTile::kTerms - 1; order >= 0; --order) {
 #pragma unroll
-    for (int term = 0; term <= order; ++term) {
+    for (int term = 0; term <= order && term < kLeftTerms; ++term) {
       const Words& factor = right.terms[order - term];
 #pragma unroll
       for (int m = 0; m < kTiles; ++m) {
