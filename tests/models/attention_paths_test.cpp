@@ -183,7 +183,7 @@ std::map<std::string, std::vector<std::string>> slow_paths_on_gpu() {
                "of keys and values",
         sst2 + "(sinkhorn): block attention takes the reference path, " + fp32}},
       {"sort_dense_smoke", dense_pairs},
-      {"sort_paper", {layers + padded_blocks, "encoder " + layers + padded_blocks}},
+      {"sort_paper", {}},
       {"sort_sinkhorn_smoke", sinkhorn_pairs},
       {"sst2_sortcut",
        {sst2 + "(sortcut): sorting of blocks takes a slower kernel, because padding needs copies "
@@ -321,6 +321,7 @@ TEST(AttentionPaths, ReasonsOnAGpu) {
                   "block mixing " + reference + "there are 514 blocks, more than 512",
                   "sorting of blocks takes a slower kernel, because padding needs copies of keys "
                   "and values"}},
+                {"sinkhorn { block: 64 }", {}, {}},
                 {"sortcut { sinkhorn { block: 64 } local: true }",
                  {},
                  {"sorting of blocks takes a slower kernel, because padding needs copies of keys "

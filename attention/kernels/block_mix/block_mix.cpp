@@ -227,8 +227,16 @@ at::Tensor mix_blocks(const at::Tensor& weights_BHUN, const at::Tensor& x_BHNbD)
       .unflatten(3, {x_BHNbD.size(3), x_BHNbD.size(4)});
 }
 
+bool leaves_padding_out(const std::vector<at::Tensor>& x_BHNbD, Path limit) {
+  return limit == Path::kFused && kernel_device(x_BHNbD.at(0)) == KernelDevice::kGpu &&
+         why_not_gpu_kernels(x_BHNbD).empty();
+}
+
 BlockMixes mix_lower_blocks(const at::Tensor& weights_BHNN, const std::vector<at::Tensor>& x_BHNbD,
-                            std::int64_t diagonal, Path limit, const at::Tensor& rounded) {
+                            std::int64_t diagonal, Path limit, const at::Tensor& rounded,
+                            const MixPadding& padding) {
+  require(!padding.lengths_B.defined() || leaves_padding_out(x_BHNbD, limit),
+          "mix_lower_blocks: no kernel leaves padding out");
   if (limit != Path::kFused) {
     BlockMixes mixes{.y_BHNbD = {}, .x_BHNbD = x_BHNbD};
     for (const at::Tensor& x : x_BHNbD) mixes.y_BHNbD.push_back(mix_blocks(weights_BHNN, x));
@@ -248,7 +256,7 @@ BlockMixes mix_lower_blocks(const at::Tensor& weights_BHNN, const std::vector<at
           },
           [&] { return why_not_gpu_kernels(x_BHNbD); })));
   if (path == Path::kFused && kernel_device(first) == KernelDevice::kGpu) {
-    return mix_on_gpu(weights_BHNN, x_BHNbD, diagonal, rounded);
+    return mix_on_gpu(weights_BHNN, x_BHNbD, diagonal, rounded, padding);
   }
   const at::Tensor weights =
       weights_BHNN.to(first.scalar_type()).expand({first.size(0), first.size(1), N, N});

@@ -24,6 +24,15 @@ struct BlockMixes {
   std::vector<at::Tensor> x_BHNbD;
 };
 
+// Padding that the kernels of a GPU leave out by themselves, so that x needs no copy with zeros.
+struct MixPadding {
+  // int64: tokens at lengths_b and after are padding; x counts as 0 there. Undefined: none.
+  at::Tensor lengths_B;
+  // In the fp32 of the weights: weights of the tokens that the last block of a sample lacks, 0 for
+  // this block. All weights are 0 for blocks of padding.
+  at::Tensor weights_BHNN;
+};
+
 // For each x [B, H, N, b, D], computes y_u = sum over v <= u + diagonal of weights_uv x_v, with
 // weights rounded to the dtype of x. `diagonal` is as in at::tril (-1: only earlier blocks; N-1:
 // all). Weights [B, H, N, N] (B or H may be 1), in the dtype of x or fp32, must be 0 above the
@@ -32,7 +41,12 @@ struct BlockMixes {
 // with sums in fp32 at least; other problems take GEMMs, each as wide as its rows need. Below
 // Path::kFused: mix_blocks of each x. `rounded`, which may be undefined, saves the kernels for GPUs
 // from rounding: weights in the dtype of x, rows padded with zeros to a multiple of 8 columns.
+// `padding` is only for x that leaves_padding_out().
 BlockMixes mix_lower_blocks(const at::Tensor& weights_BHNN, const std::vector<at::Tensor>& x_BHNbD,
-                            std::int64_t diagonal, Path limit, const at::Tensor& rounded = {});
+                            std::int64_t diagonal, Path limit, const at::Tensor& rounded = {},
+                            const MixPadding& padding = {});
+
+// Whether mix_lower_blocks() takes padding of these x with paths up to `limit`.
+bool leaves_padding_out(const std::vector<at::Tensor>& x_BHNbD, Path limit);
 
 }  // namespace birkhoff

@@ -51,57 +51,69 @@ class BlockMixFew : public BlockMixBody<Thread> {
 
   // The number of blocks of threads.
   static std::int64_t num_tasks(const BlockMixParams& p) {
-    const int parts = kBackward ? p.parts : p.num_tensors * Shape::slabs(p, kSlab);
+    const int parts = kBackward ? p.sets() * p.parts : p.num_tensors * Body::slab_tasks(p, kSlab);
     return std::int64_t{p.batch} * p.heads * parts;
   }
 
-  // The order of the blocks of threads: by part of the slabs, then head and batch.
+  // The order of the blocks of threads: by part of the slabs (forward by slab, then tensor;
+  // backward by part, then set), then head and batch.
   BIRKHOFF_DEVICE void run() {
-    const int slabs = Shape::slabs(p_, kSlab), steps = p_.num_tensors * slabs,
-              parts = kBackward ? p_.parts : steps, steps_of_part = (steps + parts - 1) / parts;
+    const int tasks = Body::slab_tasks(p_, kSlab),
+              parts = kBackward ? p_.sets() * p_.parts : p_.num_tensors * tasks;
     int task = static_cast<int>(thread_.block());
-    const int part = task % parts;
+    int part = task % parts;
     task /= parts;
     const int head = task % p_.heads, batch = task / p_.heads;
-    int step = part * steps_of_part;
-    const int end = step + steps_of_part < steps ? step + steps_of_part : steps;
+    // A step is a slab of a tensor.
+    MixSlabs slabs;
+    int step, end;
+    if constexpr (kBackward) {
+      this->take(batch, head, part / p_.parts);
+      part %= p_.parts;
+      slabs = this->slabs_of(batch, this->set_, kSlab);
+      const int steps = p_.num_tensors * slabs.count(),
+                steps_of_part = (steps + p_.parts - 1) / p_.parts;
+      step = part * steps_of_part;
+      end = step + steps_of_part < steps ? step + steps_of_part : steps;
+    } else {
+      const int slab = this->take_slab(batch, head, part % tasks, kSlab);
+      if (slab < 0) return;
+      slabs = this->slabs_of(batch, this->set_, kSlab);
+      step = part / tasks * slabs.count() + slab - slabs.first;
+      end = step + 1;
+    }
+    const auto load_step = [&](int number, std::uint32_t stage) {
+      load(number / slabs.count(), slabs.first + number % slabs.count(), stage);
+    };
 
-    load_weights(batch, head);
-    if (step < end) load(step / slabs, step % slabs, batch, head, kStages);
+    load_weights();
+    if (step < end) load_step(step, kStages);
     thread_.commit();
     Sums d_w = {};
     for (std::uint32_t stage = kStages; step < end; ++step) {
       const std::uint32_t other = kStages + kStageBytes - (stage - kStages);
-      if (kBackward && step + 1 < end) {
-        load((step + 1) / slabs, (step + 1) % slabs, batch, head, other);
-      }
+      if (kBackward && step + 1 < end) load_step(step + 1, other);
       thread_.commit();
       thread_.template wait<1>();
       thread_.sync();
-      const int tensor = step / slabs;
+      const int tensor = step / slabs.count();
       if constexpr (kBackward) add_up(d_w, stage);
       multiply(stage, kBackward && p_.others[tensor].data != nullptr);
       thread_.sync_warp();
-      store((kBackward ? p_.d_x : p_.y)[tensor], batch, head, step % slabs, stage);
+      store((kBackward ? p_.d_x : p_.y)[tensor], slabs.first + step % slabs.count(), stage);
       if constexpr (kBackward) {
         thread_.sync();  // the stage has been read
         stage = other;
       }
     }
     thread_.template wait<0>();
-    if constexpr (kBackward) store_sums(d_w, part, batch, head);
+    if constexpr (kBackward) store_sums(d_w, part);
   }
 
  private:
-  BIRKHOFF_DEVICE MixColumns columns_at(const BlockRowsParams& rows, int batch, int head, int slab,
-                                        int group) const {
-    return this->columns_of(rows, batch, head, this->group_at(slab * kGroups + group));
-  }
-
-  BIRKHOFF_DEVICE void load_weights(int batch, int head) const {
+  BIRKHOFF_DEVICE void load_weights() const {
     constexpr int kRowGroups = kRows / 8;
-    const std::uint16_t* from =
-        p_.weights + batch * p_.weight_strides[0] + head * p_.weight_strides[1];
+    const std::uint16_t* from = this->weights();
     for (int i = thread_.index(); i < kRows * kRowGroups; i += Shape::kThreads) {
       const int u = i / kRowGroups, v = i % kRowGroups * 8;
       thread_.template copy_async<16>(place_in_tile<Shape::kTile>(u, v),
@@ -110,22 +122,22 @@ class BlockMixFew : public BlockMixBody<Thread> {
     }
   }
 
-  BIRKHOFF_DEVICE void load(int tensor, int slab, int batch, int head, std::uint32_t stage) const {
+  BIRKHOFF_DEVICE void load(int tensor, int slab, std::uint32_t stage) const {
     const MixGroup at = this->group_at(slab * kGroups + thread_.index() % kGroups);
-    load_slab(stage, (kBackward ? p_.d_y : p_.x)[tensor], batch, head, at);
+    load_slab(stage + kX, p_.x[tensor], at, this->sources_);
     if constexpr (kBackward) {
-      load_slab(stage + kX, p_.x[tensor], batch, head, at);
+      load_slab(stage, p_.d_y[tensor], at, p_.blocks);
       if (p_.others[tensor].data != nullptr) {
-        load_slab(stage + kResults, p_.others[tensor], batch, head, at);
+        load_slab(stage + kResults, p_.others[tensor], at, p_.blocks);
       }
     }
   }
   // Appends zeros after the last row.
-  BIRKHOFF_DEVICE void load_slab(std::uint32_t to, const BlockRowsParams& rows, int batch, int head,
-                                 MixGroup at) const {
+  BIRKHOFF_DEVICE void load_slab(std::uint32_t to, const BlockRowsParams& rows, MixGroup at,
+                                 int num_rows) const {
     constexpr int kRowsAtOnce = Shape::kThreads / kGroups;
     const int group = thread_.index() % kGroups, first = thread_.index() / kGroups;
-    const MixColumns columns = this->columns_of(rows, batch, head, at);
+    const MixColumns columns = this->columns_of(rows, at, num_rows);
     const std::uint16_t* from = columns.data + first * rows.strides[2];
     BIRKHOFF_UNROLL
     for (int i = 0; i < kRows; i += kRowsAtOnce) {
@@ -205,11 +217,10 @@ class BlockMixFew : public BlockMixBody<Thread> {
   }
 
   // Writes the warp's columns of the slab of results.
-  BIRKHOFF_DEVICE void store(const BlockRowsParams& rows, int batch, int head, int slab,
-                             std::uint32_t stage) const {
+  BIRKHOFF_DEVICE void store(const BlockRowsParams& rows, int slab, std::uint32_t stage) const {
     constexpr int kRowsAtOnce = 32 / kWarpGroups;
     const int group = warp_ * kWarpGroups + lane_ % kWarpGroups, first = lane_ / kWarpGroups;
-    const MixColumns to = columns_at(rows, batch, head, slab, group);
+    const MixColumns to = this->columns_of(rows, this->group_at(slab * kGroups + group), p_.blocks);
     BIRKHOFF_UNROLL_BY(4)
     for (int row = first; row < to.rows; row += kRowsAtOnce) {
       *reinterpret_cast<Words*>(to.data + row * rows.strides[2]) =
@@ -220,7 +231,7 @@ class BlockMixFew : public BlockMixBody<Thread> {
 
   // Adds up the sums of the warps that share rows, where the slabs were, and writes this part of
   // d_w.
-  BIRKHOFF_DEVICE void store_sums(const Sums& sums, int part, int batch, int head) const {
+  BIRKHOFF_DEVICE void store_sums(const Sums& sums, int part) const {
     thread_.sync();
     const int u = warp_ / kColumnWarps * 16;
     BIRKHOFF_UNROLL
@@ -231,8 +242,7 @@ class BlockMixFew : public BlockMixBody<Thread> {
     }
     thread_.sync();
     const int N = p_.blocks;
-    float* to = p_.d_weights +
-                ((static_cast<std::int64_t>(part) * p_.batch + batch) * p_.heads + head) * N * N;
+    float* to = this->d_weights(part);
     for (int i = thread_.index(); i < N * N; i += Shape::kThreads) {
       const int row = i / N, v = i % N;
       float sum = 0;

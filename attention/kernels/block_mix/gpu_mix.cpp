@@ -35,13 +35,17 @@ BlockMixParams shape_params(const std::vector<at::Tensor>& x_BHNbD) {
 }
 
 // The parameters that all launches share.
-BlockMixParams shared_params(const at::Tensor& weights, const std::vector<at::Tensor>& x_BHNbD,
-                             std::int64_t diagonal) {
-  BlockMixParams params = shape_params(x_BHNbD);
-  params.diagonal = static_cast<int>(diagonal);
+BlockMixParams shared_params(const MixOperands& operands) {
+  const at::Tensor& weights = operands.weights;
+  BlockMixParams params = shape_params(operands.x_BHNbD);
+  params.diagonal = static_cast<int>(operands.diagonal);
   params.weights = static_cast<const std::uint16_t*>(weights.const_data_ptr());
-  std::copy_n(weights.strides().begin(), 3, params.weight_strides);
-  std::transform(x_BHNbD.begin(), x_BHNbD.end(), params.x, block_rows);
+  std::copy_n(weights.strides().begin() + 1, 3, params.weight_strides);
+  if (operands.lengths_B.defined()) {
+    params.lengths = operands.lengths_B.const_data_ptr<std::int64_t>();
+    params.second_set = weights.stride(0);
+  }
+  std::transform(operands.x_BHNbD.begin(), operands.x_BHNbD.end(), params.x, block_rows);
   return params;
 }
 
@@ -64,39 +68,39 @@ std::string why_not_gpu_kernels(const std::vector<at::Tensor>& x_BHNbD) {
   return fits ? "" : "tokens of a block and channels have too large a product";
 }
 
-at::Tensor block_mix_weights(const at::Tensor& weights_BHNN, at::ScalarType dtype) {
-  const at::Tensor rounded = weights_BHNN.to(dtype);
-  const std::int64_t missing = (8 - rounded.size(3) % 8) % 8;
+at::Tensor block_mix_weights(const at::Tensor& weights, at::ScalarType dtype) {
+  const at::Tensor rounded = weights.to(dtype);
+  const std::int64_t missing = (8 - rounded.size(-1) % 8) % 8;
   return missing == 0 ? with_aligned_rows(rounded) : at::constant_pad_nd(rounded, {0, missing}, 0);
 }
 
-BlockMixParams block_mix_params(const at::Tensor& weights, const std::vector<at::Tensor>& x_BHNbD,
-                                const std::vector<at::Tensor>& y_BHNbD, std::int64_t diagonal) {
-  BlockMixParams params = shared_params(weights, x_BHNbD, diagonal);
+BlockMixParams block_mix_params(const MixOperands& operands,
+                                const std::vector<at::Tensor>& y_BHNbD) {
+  BlockMixParams params = shared_params(operands);
   std::transform(y_BHNbD.begin(), y_BHNbD.end(), params.y, block_rows);
   return params;
 }
 
-BlockMixParams block_mix_params(const at::Tensor& weights, const std::vector<at::Tensor>& x_BHNbD,
+BlockMixParams block_mix_params(const MixOperands& operands,
                                 const std::vector<at::Tensor>& d_y_BHNbD,
                                 const std::vector<at::Tensor>& others_BHNbD,
                                 const std::vector<at::Tensor>& d_x_BHNbD,
-                                const at::Tensor& d_weights, std::int64_t diagonal) {
-  BlockMixParams params = shared_params(weights, x_BHNbD, diagonal);
+                                const at::Tensor& d_weights) {
+  BlockMixParams params = shared_params(operands);
   std::transform(d_y_BHNbD.begin(), d_y_BHNbD.end(), params.d_y, block_rows);
   std::transform(others_BHNbD.begin(), others_BHNbD.end(), params.others, [](const at::Tensor& x) {
     return x.defined() ? block_rows(x) : BlockRowsParams{};
   });
   std::transform(d_x_BHNbD.begin(), d_x_BHNbD.end(), params.d_x, block_rows);
-  params.parts = static_cast<int>(d_weights.size(0));
+  params.parts = static_cast<int>(d_weights.size(1));
   params.d_weights = d_weights.mutable_data_ptr<float>();
   return params;
 }
 
-at::Tensor new_block_mix_d_weights(const std::vector<at::Tensor>& x_BHNbD) {
-  const at::Tensor& x = x_BHNbD[0];
-  const int parts = BlockMixShape::num_parts(shape_params(x_BHNbD));
-  return at::empty({parts, x.size(0), x.size(1), x.size(2), x.size(2)},
+at::Tensor new_block_mix_d_weights(const MixOperands& operands) {
+  const at::Tensor& x = operands.x_BHNbD[0];
+  const int parts = BlockMixShape::num_parts(shape_params(operands.x_BHNbD));
+  return at::empty({operands.weights.size(0), parts, x.size(0), x.size(1), x.size(2), x.size(2)},
                    x.options().dtype(at::kFloat));
 }
 
@@ -106,50 +110,63 @@ using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
 struct MixOnGpu : torch::autograd::Function<MixOnGpu> {
-  // Reads the rounded weights; the unrounded ones get the gradient. Returns each y, then each x for
-  // its other consumers.
-  static variable_list forward(AutogradContext* context, const at::Tensor& /*weights_BHNN*/,
-                               const at::Tensor& weights, at::TensorList x_BHNbD,
-                               std::int64_t diagonal) {
-    const variable_list x = each_of(x_BHNbD, with_aligned_rows);
+  // Reads the rounded weights of `operands`; the unrounded ones get the gradient. Returns each y,
+  // then each x for its other consumers.
+  static variable_list forward(AutogradContext* context, const at::Tensor& /*weights_SBHNN*/,
+                               at::TensorList x_BHNbD, MixOperands operands) {
+    operands.x_BHNbD = each_of(x_BHNbD, with_aligned_rows);
+    const variable_list& x = operands.x_BHNbD;
     variable_list y = each_of(x, new_blocks_like);
-    const BlockMixParams params = block_mix_params(weights, x, y, diagonal);
+    const BlockMixParams params = block_mix_params(operands, y);
     if constexpr (kHasGpuKernels) launch_block_mix(params, current_stream(x[0]));
-    context->saved_data["diagonal"] = diagonal;
+    context->saved_data["diagonal"] = operands.diagonal;
     variable_list saved = x;
-    saved.push_back(weights);
+    saved.insert(saved.end(), {operands.weights, operands.lengths_B});
     return mix_outputs(context, std::move(saved), std::move(y), x_BHNbD);
   }
 
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
     refuse_second_gradient();
-    variable_list x = context->get_saved_variables();
-    const at::Tensor weights = x.back();
-    x.pop_back();
+    const variable_list saved = context->get_saved_variables();
+    const MixOperands operands{.weights = saved.end()[-2],
+                               .lengths_B = saved.end()[-1],
+                               .x_BHNbD = {saved.begin(), saved.end() - 2},
+                               .diagonal = context->saved_data["diagonal"].toInt()};
+    const variable_list& x = operands.x_BHNbD;
     const MixGradients mix(gradients, x, with_aligned_rows);
     const auto& [d_y, others] = mix;
     const variable_list d_x = each_of(x, new_blocks_like);
-    const at::Tensor d_weights = new_block_mix_d_weights(x);
-    const BlockMixParams params = block_mix_params(weights, x, d_y, others, d_x, d_weights,
-                                                   context->saved_data["diagonal"].toInt());
+    const at::Tensor d_weights = new_block_mix_d_weights(operands);
+    const BlockMixParams params = block_mix_params(operands, d_y, others, d_x, d_weights);
     if constexpr (kHasGpuKernels) launch_block_mix_backward(params, current_stream(x[0]));
-    return mix_gradients({d_weights.size(0) == 1 ? d_weights[0] : d_weights.sum(0), at::Tensor()},
-                         d_x);
+    return mix_gradients({d_weights.size(1) == 1 ? d_weights.select(1, 0) : d_weights.sum(1)}, d_x);
   }
 };
 
 }  // namespace
 
 BlockMixes mix_on_gpu(const at::Tensor& weights_BHNN, const std::vector<at::Tensor>& x_BHNbD,
-                      std::int64_t diagonal, const at::Tensor& rounded) {
+                      std::int64_t diagonal, const at::Tensor& rounded, const MixPadding& padding) {
   const at::Tensor& x = x_BHNbD[0];
-  const auto of_heads = [&](const at::Tensor& w) {
-    return w.expand({x.size(0), x.size(1), -1, -1});
+  const auto sets_of = [&](const at::Tensor& first, const at::Tensor& second) {
+    const auto of_heads = [&](const at::Tensor& w) {
+      return w.expand({x.size(0), x.size(1), -1, -1});
+    };
+    return second.defined() ? at::stack({of_heads(first), of_heads(second)})
+                            : of_heads(first).unsqueeze(0);
   };
-  const at::Tensor weights =
-      rounded.defined() ? rounded : block_mix_weights(weights_BHNN.detach(), x.scalar_type());
-  return mixes_of(MixOnGpu::apply(of_heads(weights_BHNN), of_heads(weights),
-                                  at::TensorList(x_BHNbD), diagonal));
+  const auto round = [&](const at::Tensor& w) {
+    return w.defined() ? block_mix_weights(w.detach(), x.scalar_type()) : w;
+  };
+  const MixOperands operands{
+      .weights =
+          sets_of(rounded.defined() ? rounded : round(weights_BHNN), round(padding.weights_BHNN)),
+      .lengths_B = padding.lengths_B.defined() ? padding.lengths_B.expand({x.size(0)}).contiguous()
+                                               : at::Tensor(),
+      .x_BHNbD = {},
+      .diagonal = diagonal};
+  return mixes_of(MixOnGpu::apply(sets_of(weights_BHNN, padding.weights_BHNN),
+                                  at::TensorList(x_BHNbD), operands));
 }
 
 }  // namespace birkhoff

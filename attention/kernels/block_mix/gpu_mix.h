@@ -20,28 +20,36 @@ std::string why_not_gpu_kernels(const std::vector<at::Tensor>& x_BHNbD);
 // mix_lower_blocks() on a GPU, for tensors that the kernels can mix and diagonal in [-N, N). Sums
 // are fp32, and so are the gradients of fp32 weights.
 BlockMixes mix_on_gpu(const at::Tensor& weights_BHNN, const std::vector<at::Tensor>& x_BHNbD,
-                      std::int64_t diagonal, const at::Tensor& rounded);
+                      std::int64_t diagonal, const at::Tensor& rounded, const MixPadding& padding);
 
-// ---- Its parts, for tests.
+// ---- Its parts, for tests. S is the number of sets of weights: 1, or 2 with padding.
 
-// Weights [B, H, N, N] as the kernels take them: rounded to `dtype`, with aligned and padded rows.
-at::Tensor block_mix_weights(const at::Tensor& weights_BHNN, at::ScalarType dtype);
+// Weights [.., N, N] as the kernels take them: rounded to `dtype`, with aligned and padded rows.
+at::Tensor block_mix_weights(const at::Tensor& weights, at::ScalarType dtype);
 
-// The kernels' arguments, for weights from block_mix_weights(). Rows of all x and y must be
-// aligned, and all tensors must outlive the launch.
-BlockMixParams block_mix_params(const at::Tensor& weights, const std::vector<at::Tensor>& x_BHNbD,
-                                const std::vector<at::Tensor>& y_BHNbD, std::int64_t diagonal);
+// What all passes read: weights [S, B, H, N, N] from block_mix_weights(), and the lengths of
+// MixPadding with two sets.
+struct MixOperands {
+  at::Tensor weights, lengths_B;
+  std::vector<at::Tensor> x_BHNbD;
+  std::int64_t diagonal;
+};
+
+// The kernels' arguments. Rows of all x and y must be aligned, and all tensors must outlive the
+// launch.
+BlockMixParams block_mix_params(const MixOperands& operands,
+                                const std::vector<at::Tensor>& y_BHNbD);
 
 // The same for gradients. `others` are added to d_x; an undefined one adds nothing. d_weights comes
-// from new_block_mix_d_weights() for the same x.
-BlockMixParams block_mix_params(const at::Tensor& weights, const std::vector<at::Tensor>& x_BHNbD,
+// from new_block_mix_d_weights() for the same operands.
+BlockMixParams block_mix_params(const MixOperands& operands,
                                 const std::vector<at::Tensor>& d_y_BHNbD,
                                 const std::vector<at::Tensor>& others_BHNbD,
                                 const std::vector<at::Tensor>& d_x_BHNbD,
-                                const at::Tensor& d_weights, std::int64_t diagonal);
+                                const at::Tensor& d_weights);
 
-// fp32 [parts, B, H, N, N], uninitialized; the sum over parts is the gradient. The number of parts
-// depends only on the sizes.
-at::Tensor new_block_mix_d_weights(const std::vector<at::Tensor>& x_BHNbD);
+// fp32 [S, parts, B, H, N, N], uninitialized; the sum over parts is the gradient. The number of
+// parts depends only on the sizes.
+at::Tensor new_block_mix_d_weights(const MixOperands& operands);
 
 }  // namespace birkhoff

@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "attention/kernels/block_attention/gpu_params.h"
+#include "cluster/base/gpu/kernel_source.h"
 #include "cluster/base/gpu/kernel_types.h"
 
 struct CUstream_st;
@@ -22,14 +23,21 @@ struct BlockMixParams {
   // aligned to 16 bytes, strides multiples of 8, zeros up to the next multiple of 8 columns.
   const std::uint16_t* weights;
   std::int64_t weight_strides[3];
+  // MixPadding (block_mix.h). lengths [B]; null: no padding. The second set of weights begins at
+  // weights + second_set.
+  const std::int64_t* lengths;
+  std::int64_t second_set;
   int num_tensors;
   BlockRowsParams x[kMaxTensors], y[kMaxTensors];
 
   // Backward only.
   BlockRowsParams d_y[kMaxTensors], d_x[kMaxTensors];
   BlockRowsParams others[kMaxTensors];  // added to d_x; data null: nothing to add
-  int parts;                            // number of parts of the columns that d_w sums over
-  float* d_weights;  // [parts, batch, heads, blocks, blocks]: they sum to d_w; all is written
+  int parts;  // number of parts of the columns that d_w of a set sums over
+  // [sets, parts, batch, heads, blocks, blocks]: parts sum to d_w; all is written.
+  float* d_weights;
+
+  BIRKHOFF_HOST_DEVICE int sets() const { return lengths == nullptr ? 1 : 2; }
 };
 
 // Asynchronous on `stream`.

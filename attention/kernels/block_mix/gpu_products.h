@@ -4,7 +4,9 @@
 //   y_uf = sum_v w_uv x_vf,  d_x_vf = other_vf + sum_u w_uv d_y_uf,  d_w_uv = sum_f d_y_uf x_vf,
 //
 // where v <= u + diagonal. other_vf, which may be missing, is the gradient from the other uses of
-// x.
+// x. With padding the columns of tokens that a sample's last block lacks have weights of their own
+// (MixPadding, block_mix.h): a block of threads takes the columns of one of the two sets, so the
+// slab with columns of both is taken twice, and rows of padding are zeros that it does not read.
 //
 // BlockMixRows computes y or, with kTransposed, d_x. A block of threads owns a slab of 128 columns
 // of all rows of one head; a warp owns 32 of these columns, 64 sums per thread at a time. For at
@@ -25,128 +27,9 @@
 
 #include <cstdint>
 
-#include "attention/kernels/block_mix/gpu_params.h"
-#include "attention/kernels/tile_attention/gpu_tiles.h"
-#include "cluster/base/gpu/kernel_source.h"
+#include "attention/kernels/block_mix/gpu_body.h"
 
 namespace birkhoff {
-
-// Numbers of blocks, threads and bytes, for host and device.
-struct BlockMixShape {
-  static constexpr int kThreads = 128, kWarps = kThreads / 32;
-  static constexpr int kSlab = 128;                    // columns of a block of threads
-  static constexpr int kWarpColumns = kSlab / kWarps;  // of each of its warps
-  static constexpr int kTile = kTileRows;              // rows and columns of other tiles
-  static constexpr int kFewBlocks = 64;                // of gpu_few_blocks.h
-  static constexpr int kTileBytes = 2 * kTile * kTile;
-
-  BIRKHOFF_HOST_DEVICE static constexpr int tiles(int blocks) {
-    return (blocks + kTile - 1) / kTile;
-  }
-  // The number of slabs of `width` columns.
-  BIRKHOFF_HOST_DEVICE static int slabs(const BlockMixParams& p, int width) {
-    return (p.block * p.head_dim + width - 1) / width;
-  }
-  // gpu_few_blocks.h: rows that hold so few blocks, and columns of a slab with that many rows.
-  static constexpr int few_rows(int blocks) { return blocks <= 16 ? 16 : blocks <= 32 ? 32 : 64; }
-  BIRKHOFF_HOST_DEVICE static constexpr int few_columns(int rows) { return 8192 / rows; }
-  // The number of parts of the sum of d_w, which depends only on the shape. Each part costs a write
-  // and a read of N x N numbers, so a part of many blocks has at least 32 of the kernel's steps.
-  // More parts than fill an H100 gain nothing; it runs two blocks of threads of few blocks on a
-  // multiprocessor.
-  static int num_parts(const BlockMixParams& p) {
-    const bool few = p.blocks <= kFewBlocks;
-    const std::int64_t width = few ? few_columns(few_rows(p.blocks)) : kTile,
-                       steps = std::int64_t{p.num_tensors} * slabs(p, static_cast<int>(width)),
-                       tasks = std::int64_t{p.batch} * p.heads * tiles(p.blocks) * tiles(p.blocks),
-                       most = few ? steps : steps / 32,
-                       enough = tasks < 1 ? 1 : (few ? 256 : 512) / tasks;
-    const std::int64_t parts = enough < most ? enough : most;
-    return static_cast<int>(parts < 1 ? 1 : parts);
-  }
-};
-
-// Steps through tiles of weights: for each tile of result rows, the tiles of source rows that it
-// sums, at least one.
-template <bool kTransposed>
-class MixTiles {
- public:
-  BIRKHOFF_HOST_DEVICE MixTiles(int blocks, int diagonal)
-      : last_tile_((blocks - 1) / kTileRows), diagonal_(diagonal), source_(first_source() - 1) {}
-
-  // Moves to the next tile; the first call moves to the first one. Returns false if there is none.
-  BIRKHOFF_HOST_DEVICE bool next() {
-    if (++source_ <= last_source()) return true;
-    if (++result_ > last_tile_) return false;
-    source_ = first_source();
-    return true;
-  }
-  BIRKHOFF_HOST_DEVICE bool ends_result() const { return source_ == last_source(); }
-
-  // The first rows of the result tile and of the source tile.
-  BIRKHOFF_HOST_DEVICE int result() const { return result_ * kTileRows; }
-  BIRKHOFF_HOST_DEVICE int source() const { return source_ * kTileRows; }
-
- private:
-  // The tile of a row, or the nearest tile if the row does not exist.
-  BIRKHOFF_HOST_DEVICE int tile_of(int row) const {
-    const int tile = row < 0 ? 0 : row / kTileRows;
-    return tile < last_tile_ ? tile : last_tile_;
-  }
-  BIRKHOFF_HOST_DEVICE int first_source() const {
-    return kTransposed ? tile_of(result() - diagonal_) : 0;
-  }
-  BIRKHOFF_HOST_DEVICE int last_source() const {
-    return kTransposed ? last_tile_ : tile_of(result() + kTileRows - 1 + diagonal_);
-  }
-
-  int last_tile_, diagonal_, result_ = 0, source_;
-};
-
-// Eight neighboring columns, all of one token.
-struct MixColumns {
-  std::uint16_t* data;  // of row 0
-  int rows;             // 0 if these columns do not exist
-};
-// The token's group of eight with index `group`.
-struct MixGroup {
-  int token, group;
-};
-
-// The common part of both kernels. `Thread` is GpuThread (cluster/base/gpu/gpu_thread.cuh) or its
-// emulation.
-template <typename Thread>
-class BlockMixBody {
- public:
-  static constexpr int kThreads = BlockMixShape::kThreads;
-
-  BIRKHOFF_DEVICE BlockMixBody(const Thread& thread, const BlockMixParams& p)
-      : thread_(thread), p_(p), lane_(thread.index() % 32), warp_(thread.index() / 32) {}
-
- protected:
-  using Shape = BlockMixShape;
-
-  Thread thread_;
-  const BlockMixParams& p_;
-  const int lane_, warp_;
-
-  BIRKHOFF_DEVICE int groups_of_token() const { return p_.head_dim / 8; }
-  BIRKHOFF_DEVICE MixGroup group_at(int number) const {
-    return {number / groups_of_token(), number % groups_of_token()};
-  }
-  BIRKHOFF_DEVICE MixColumns columns_of(const BlockRowsParams& rows, int batch, int head,
-                                        MixGroup at) const {
-    if (at.token >= p_.block) return {rows.data, 0};
-    return {rows.data + batch * rows.strides[0] + head * rows.strides[1] +
-                at.token * rows.strides[3] + at.group * 8,
-            p_.blocks};
-  }
-
-  // Whether any of the 16 x 16 weights from row u and column v on may be nonzero.
-  BIRKHOFF_DEVICE bool has_weights(int u, int v) const {
-    return u < p_.blocks && v < p_.blocks && v <= u + 15 + p_.diagonal;
-  }
-};
 
 template <typename Thread, bool kTransposed>
 class BlockMixRows : public BlockMixBody<Thread> {
@@ -172,7 +55,7 @@ class BlockMixRows : public BlockMixBody<Thread> {
 
   // The number of blocks of threads.
   static std::int64_t num_tasks(const BlockMixParams& p) {
-    return p.num_tensors * std::int64_t{p.batch} * p.heads * Shape::slabs(p, kSlab);
+    return p.num_tensors * std::int64_t{p.batch} * p.heads * Body::slab_tasks(p, kSlab);
   }
   static constexpr int shared_bytes(int blocks) {
     return 2 * Shape::kTileBytes + (blocks + 15) / 16 * 16 * kSlab * 2;
@@ -181,22 +64,25 @@ class BlockMixRows : public BlockMixBody<Thread> {
 
   // The order of the blocks of threads: by slab, then head, batch and tensor.
   BIRKHOFF_DEVICE void run() {
-    const int slabs = Shape::slabs(p_, kSlab);
+    const int slabs = Body::slab_tasks(p_, kSlab);
     int task = static_cast<int>(thread_.block());
-    const int first_group = task % slabs * (kSlab / 8);
+    const int number = task % slabs;
     task /= slabs;
     const int head = task % p_.heads;
     task /= p_.heads;
     const int batch = task % p_.batch, tensor = task / p_.batch;
+    const int slab = this->take_slab(batch, head, number, kSlab);
+    if (slab < 0) return;
+    const int first_group = slab * (kSlab / 8);
 
-    load_slab(this->columns_of((kTransposed ? p_.d_y : p_.x)[tensor], batch, head,
-                               this->group_at(first_group + thread_.index() % (kSlab / 8))),
+    load_slab(this->columns_of((kTransposed ? p_.d_y : p_.x)[tensor],
+                               this->group_at(first_group + thread_.index() % (kSlab / 8)),
+                               kTransposed ? p_.blocks : this->sources_),
               (kTransposed ? p_.d_y : p_.x)[tensor].strides[2]);
-    const std::uint16_t* weights =
-        p_.weights + batch * p_.weight_strides[0] + head * p_.weight_strides[1];
+    const std::uint16_t* weights = this->weights();
     const BlockRowsParams& to = (kTransposed ? p_.d_x : p_.y)[tensor];
     const MixColumns results = this->columns_of(
-        to, batch, head, this->group_at(first_group + warp_ * kWarpGroups + lane_ / 8));
+        to, this->group_at(first_group + warp_ * kWarpGroups + lane_ / 8), p_.blocks);
 
     Tiles tiles(p_.blocks, p_.diagonal);
     bool more = tiles.next();
@@ -204,7 +90,7 @@ class BlockMixRows : public BlockMixBody<Thread> {
     thread_.commit();
     const auto start = [&](Sums& sums) {
       if constexpr (kTransposed) {
-        load_sums(sums, p_.others[tensor], batch, head, first_group, tiles.result());
+        load_sums(sums, p_.others[tensor], first_group, tiles.result());
       }
     };
     Sums c = {};
@@ -232,14 +118,14 @@ class BlockMixRows : public BlockMixBody<Thread> {
   }
 
   // Initializes the sums of the tile of rows from `first_row` on with `rows`, if there are any.
-  BIRKHOFF_DEVICE void load_sums(Sums& c, const BlockRowsParams& rows, int batch, int head,
-                                 int first_group, int first_row) const {
+  BIRKHOFF_DEVICE void load_sums(Sums& c, const BlockRowsParams& rows, int first_group,
+                                 int first_row) const {
     if (rows.data == nullptr) return;
     const Place own = place_in_c(lane_, 0);
     BIRKHOFF_UNROLL
     for (int j = 0; j < kWarpGroups; ++j) {
-      const MixColumns from = this->columns_of(
-          rows, batch, head, this->group_at(first_group + warp_ * kWarpGroups + j));
+      const MixColumns from =
+          this->columns_of(rows, this->group_at(first_group + warp_ * kWarpGroups + j), p_.blocks);
       BIRKHOFF_UNROLL
       for (int i = 0; i < kTile / 8; ++i) {
         const int row = first_row + 8 * i + own.row;
@@ -376,11 +262,12 @@ class BlockMixWeights : public BlockMixBody<Thread> {
 
   // The number of blocks of threads.
   static std::int64_t num_tasks(const BlockMixParams& p) {
-    return std::int64_t{p.batch} * p.heads * p.parts * Shape::tiles(p.blocks) *
+    return std::int64_t{p.batch} * p.heads * p.sets() * p.parts * Shape::tiles(p.blocks) *
            Shape::tiles(p.blocks);
   }
 
-  // The order of the blocks of threads: by tile of d_w, then part of the columns, head and batch.
+  // The order of the blocks of threads: by tile of d_w, then part of the columns, set, head and
+  // batch.
   BIRKHOFF_DEVICE void run() {
     const int tiles = Shape::tiles(p_.blocks);
     int task = static_cast<int>(thread_.block());
@@ -390,13 +277,13 @@ class BlockMixWeights : public BlockMixBody<Thread> {
     task /= tiles;
     const int part = task % p_.parts;
     task /= p_.parts;
-    const int head = task % p_.heads, batch = task / p_.heads;
+    const int set = task % p_.sets();
+    task /= p_.sets();
+    this->take(task / p_.heads, task % p_.heads, set);
 
     Sums c = {};
-    if (first_v <= first_u + kTile - 1 + p_.diagonal) {
-      add_up(c, batch, head, part, first_u, first_v);
-    }
-    store(c, batch, head, part, first_u, first_v);
+    if (first_v <= first_u + kTile - 1 + p_.diagonal) add_up(c, part, first_u, first_v);
+    store(c, part, first_u, first_v);
   }
 
  private:
@@ -404,28 +291,29 @@ class BlockMixWeights : public BlockMixBody<Thread> {
     return static_cast<std::uint32_t>((2 * stage + operand) * Shape::kTileBytes);
   }
 
-  BIRKHOFF_DEVICE void add_up(Sums& c, int batch, int head, int part, int first_u,
-                              int first_v) const {
-    const int slabs = Shape::slabs(p_, kTile), steps = p_.num_tensors * slabs,
+  BIRKHOFF_DEVICE void add_up(Sums& c, int part, int first_u, int first_v) const {
+    const MixSlabs slabs = this->slabs_of(this->batch_, this->set_, kTile);
+    const int steps = p_.num_tensors * slabs.count(),
               steps_of_part = (steps + p_.parts - 1) / p_.parts;
     int step = part * steps_of_part;
     const int end = step + steps_of_part < steps ? step + steps_of_part : steps;
+    if (step >= end) return;
     // Of the next step. They advance step by step, which avoids divisions.
-    int tensor = step / slabs, slab = step % slabs;
+    int tensor = step / slabs.count(), slab = slabs.first + step % slabs.count();
     MixGroup at = this->group_at(slab * kGroups + thread_.index() % kGroups);
     const MixGroup further = this->group_at(kGroups);
     const auto load = [&](int stage) {
-      load_rows(tile(stage, 0), p_.d_y[tensor], batch, head, at, first_u);
-      load_rows(tile(stage, 1), p_.x[tensor], batch, head, at, first_v);
+      load_rows(tile(stage, 0), p_.d_y[tensor], at, first_u, p_.blocks);
+      load_rows(tile(stage, 1), p_.x[tensor], at, first_v, this->sources_);
       at = {at.token + further.token, at.group + further.group};
       if (at.group >= this->groups_of_token())
         at = {at.token + 1, at.group - this->groups_of_token()};
-      if (++slab < slabs) return;
+      if (++slab < slabs.end) return;
       ++tensor;
-      slab = 0;
-      at = this->group_at(thread_.index() % kGroups);
+      slab = slabs.first;
+      at = this->group_at(slab * kGroups + thread_.index() % kGroups);
     };
-    if (step < end) load(0);
+    load(0);
     thread_.commit();
     for (int stage = 0; step < end; stage ^= 1) {
       if (++step < end) load(stage ^ 1);
@@ -439,11 +327,11 @@ class BlockMixWeights : public BlockMixBody<Thread> {
     thread_.template wait<0>();
   }
 
-  BIRKHOFF_DEVICE void load_rows(std::uint32_t to, const BlockRowsParams& rows, int batch, int head,
-                                 MixGroup at, int first) const {
+  BIRKHOFF_DEVICE void load_rows(std::uint32_t to, const BlockRowsParams& rows, MixGroup at,
+                                 int first, int num_rows) const {
     constexpr int kRowsAtOnce = Shape::kThreads / kGroups;
     static_assert(kRowsAtOnce % 8 == 0);
-    const MixColumns columns = this->columns_of(rows, batch, head, at);
+    const MixColumns columns = this->columns_of(rows, at, num_rows);
     const int row = thread_.index() / kGroups;
     const std::uint16_t* from = columns.data + (first + row) * rows.strides[2];
     to += place_in_tile<kTile>(row, thread_.index() % kGroups * 8);
@@ -474,11 +362,9 @@ class BlockMixWeights : public BlockMixBody<Thread> {
     }
   }
 
-  BIRKHOFF_DEVICE void store(const Sums& c, int batch, int head, int part, int first_u,
-                             int first_v) const {
+  BIRKHOFF_DEVICE void store(const Sums& c, int part, int first_u, int first_v) const {
     const std::int64_t N = p_.blocks;
-    float* to = p_.d_weights +
-                ((static_cast<std::int64_t>(part) * p_.batch + batch) * p_.heads + head) * N * N;
+    float* to = this->d_weights(part);
     BIRKHOFF_UNROLL
     for (int i = 0; i < 4 * (kTile / 8); ++i) {
       const Place place = place_in_c(lane_, i % 4);

@@ -3,6 +3,7 @@
 
 #include <ATen/ATen.h>
 
+#include <optional>
 #include <vector>
 
 #include "attention/kernels/block_mix/block_mix.h"
@@ -10,11 +11,10 @@
 #include "attention/kernels/common/cpu_dtype.h"
 #include "attention/kernels/common/limits.h"
 #include "attention/kernels/common/masked_softmax.h"
+#include "attention/kernels/sorted_blocks/existing_share.h"
 
 namespace birkhoff {
 namespace {
-
-constexpr double kMinShare = 1e-20;  // least share of a sorted key's weight on existing tokens
 
 // The sorted blocks that each block's queries attend to.
 struct SortedKeys {
@@ -40,39 +40,45 @@ at::Tensor seeing_blocks(const Blocks& blocks, const SortedBlocks& in) {
   return sees;
 }
 
-// Keys and values in blocks, 0 at padding. v may be k itself; it then stays the same tensor.
+// Keys and values in blocks. v may be k itself; it then stays the same tensor.
 struct KeysInBlocks {
   at::Tensor k_BHNbD, v_BHNbD;
 
   KeysInBlocks(const Blocks& blocks, const at::Tensor& k_BHLD, const at::Tensor& v_BHLD) {
-    const bool tied = v_BHLD.is_same(k_BHLD);
     k_BHNbD = blocks.to_blocks(k_BHLD, 2);
-    v_BHNbD = tied ? k_BHNbD : blocks.to_blocks(v_BHLD, 2);
+    v_BHNbD = v_BHLD.is_same(k_BHLD) ? k_BHNbD : blocks.to_blocks(v_BHLD, 2);
+  }
+  bool tied() const { return v_BHNbD.is_same(k_BHNbD); }
+  // What is mixed.
+  std::vector<at::Tensor> each() const {
+    return tied() ? std::vector{k_BHNbD} : std::vector{k_BHNbD, v_BHNbD};
+  }
+  // Replaces padding by 0.
+  void clear_padding(const Blocks& blocks) {
     if (!blocks.valid_BNb().defined()) return;
+    const bool tied = this->tied();
     const at::Tensor padding = blocks.valid_BNb().logical_not().unsqueeze(1).unsqueeze(4);
     k_BHNbD = k_BHNbD.masked_fill(padding, 0);
     v_BHNbD = tied ? k_BHNbD : v_BHNbD.masked_fill(padding, 0);
   }
 };
 
-// The share of the weight of each key of U sorted blocks that is on existing tokens.
-struct ExistingShare {
-  at::Tensor visible_BHUb;  // bool: it is not 0; a NaN share stays visible
-  at::Tensor share_BHUb;    // at least kMinShare
+// Sorted keys: sums over existing tokens, divided by their share of the weight.
+KeysInBlocks divided(const KeysInBlocks& sums, const ExistingShare& share) {
+  const at::Tensor divisor = share.share_BHUb.unsqueeze(4).to(sums.k_BHNbD.scalar_type());
+  KeysInBlocks keys = sums;
+  keys.k_BHNbD = sums.k_BHNbD / divisor;
+  keys.v_BHNbD = sums.tied() ? keys.k_BHNbD : sums.v_BHNbD / divisor;
+  return keys;
+}
 
-  ExistingShare(const Blocks& blocks, const at::Tensor& weights_BHUN, Path limit) {
-    if (limit == Path::kFused && kernel_device(weights_BHUN) == KernelDevice::kGpu) {
-      take_path("sorting of blocks", {Path::kFused, "padding needs copies of keys and values"});
-    }
-    const at::Tensor valid_B1Nb = blocks.valid_BNb().unsqueeze(1).to(weights_BHUN.scalar_type());
-    const at::Tensor total_BHU1 = weights_BHUN.sum(3, /*keepdim=*/true);
-    share_BHUb = at::matmul(weights_BHUN, valid_B1Nb) / total_BHU1.masked_fill(total_BHU1 == 0, 1);
-    visible_BHUb = (share_BHUb <= kMinShare).logical_not();
-    share_BHUb = share_BHUb.clamp_min(kMinShare);
-  }
-};
+void report_copies(const at::Tensor& x, Path limit) {
+  if (limit != Path::kFused || kernel_device(x) != KernelDevice::kGpu) return;
+  take_path("sorting of blocks", {Path::kFused, "padding needs copies of keys and values"});
+}
 
-BlockMixes mix(const SortedBlocks& sorted, const std::vector<at::Tensor>& x_BHNbD, Path limit) {
+BlockMixes mix(const SortedBlocks& sorted, const MixPadding& padding,
+               const std::vector<at::Tensor>& x_BHNbD, Path limit) {
   const at::Tensor& sources = sorted.sources_BHNm;
   if (sources.defined() && limit == Path::kFused) {
     if (kernel_device(x_BHNbD.front()) == KernelDevice::kGpu) {
@@ -88,7 +94,7 @@ BlockMixes mix(const SortedBlocks& sorted, const std::vector<at::Tensor>& x_BHNb
                           !sorted.causal ? all
                           : sorted.leaky ? 0
                                          : -1,
-                          limit, sorted.rounded);
+                          limit, sorted.rounded, padding);
 }
 
 // The first n mixes. Few of them are sums of rows that are read where they lie: a matrix product
@@ -112,31 +118,9 @@ bool reads_sources(const SortedBlocks& in, const at::Tensor& k_BHNbD, Path limit
          has_tile_type(k_BHNbD.scalar_type()) && k_BHNbD.size(4) <= kMaxTileHeadDim;
 }
 
-// v_BHNbD may be k_BHNbD itself; then the sorted ones are the same tensor, too.
-SortedKeys sort_keys(const Blocks& blocks, const SortedBlocks& in, const at::Tensor& k_BHNbD,
-                     const at::Tensor& v_BHNbD, Path limit) {
-  const bool tied = v_BHNbD.is_same(k_BHNbD);
-  SortedKeys sorted;
-  sorted.k_BHNbD = sorted.own_k_BHNbD = k_BHNbD;
-  sorted.v_BHNbD = sorted.own_v_BHNbD = v_BHNbD;
-  if (reads_sources(in, k_BHNbD, limit)) {
-    const auto of_heads = [&](const at::Tensor& x_BHN1) {
-      return x_BHN1.squeeze(3).expand(k_BHNbD.sizes().slice(0, 3));
-    };
-    sorted.chosen_BHN = of_heads(in.sources_BHNm);
-    sorted.weights_BHN =
-        of_heads(in.weights_BHNN.gather(3, in.sources_BHNm)).to(k_BHNbD.scalar_type());
-  } else {
-    std::vector<at::Tensor> keys_BHNbD{k_BHNbD};
-    if (!tied) keys_BHNbD.push_back(v_BHNbD);
-    const BlockMixes mixes = mix(in, keys_BHNbD, limit);
-    sorted.k_BHNbD = mixes.y_BHNbD.front();
-    sorted.v_BHNbD = mixes.y_BHNbD.back();
-    sorted.own_k_BHNbD = mixes.x_BHNbD.front();
-    sorted.own_v_BHNbD = mixes.x_BHNbD.back();
-  }
-
-  const std::int64_t block = k_BHNbD.size(3);
+// The queries that see sorted keys at all, and those that see each of them.
+void set_masks(const Blocks& blocks, const SortedBlocks& in, SortedKeys& sorted) {
+  const std::int64_t block = blocks.block();
   sorted.queries_BHNb1 = seeing_blocks(blocks, in);
   if (blocks.segments_BNb().defined()) {
     const at::Tensor in_document_BNb =
@@ -149,16 +133,52 @@ SortedKeys sort_keys(const Blocks& blocks, const SortedBlocks& in, const at::Ten
   }
   // Queries see sorted keys at positions up to their own.
   if (in.leaky) sorted.mask_BHNbb = sorted.mask_BHNbb.tril();
+}
 
-  if (blocks.valid_BNb().defined()) {
-    const ExistingShare share(blocks, in.weights_BHNN, limit);
-    sorted.mask_BHNbb = and_defined(sorted.mask_BHNbb, share.visible_BHUb.unsqueeze(3));
-    if (sorted.chosen_BHN.defined()) return sorted;  // a single source's share is 0 or 1
-    const at::Tensor divisor = share.share_BHUb.unsqueeze(4).to(k_BHNbD.scalar_type());
-    sorted.k_BHNbD = sorted.k_BHNbD / divisor;
-    sorted.v_BHNbD = tied ? sorted.k_BHNbD : sorted.v_BHNbD / divisor;
-    sorted.bias_BHN1b = share.share_BHUb.log().unsqueeze(3).to(k_BHNbD.scalar_type());
+// Kernels that leave padding out get weights divided by the existing share; for others keys are
+// copied, with 0 at padding, and sums are divided.
+SortedKeys sort_keys(const Blocks& blocks, const SortedBlocks& in, KeysInBlocks keys, Path limit) {
+  const bool padded = blocks.valid_BNb().defined(),
+             left_out = padded && leaves_padding_out(keys.each(), limit);
+  if (!left_out) keys.clear_padding(blocks);
+  const at::ScalarType dtype = keys.k_BHNbD.scalar_type();
+  SortedKeys sorted;
+  set_masks(blocks, in, sorted);
+  std::optional<ExistingShare> share;
+  MixPadding padding;
+  if (padded) {
+    share.emplace(blocks, in.weights_BHNN);
+    sorted.mask_BHNbb = and_defined(sorted.mask_BHNbb, share->visible_BHUb.unsqueeze(3));
   }
+  if (left_out) {
+    padding = {blocks.lengths_B(), share->without_last_blocks(blocks, in.weights_BHNN)};
+  }
+
+  sorted.k_BHNbD = sorted.own_k_BHNbD = keys.k_BHNbD;
+  sorted.v_BHNbD = sorted.own_v_BHNbD = keys.v_BHNbD;
+  if (reads_sources(in, keys.k_BHNbD, limit)) {
+    const auto of_heads = [&](const at::Tensor& x_BHN1) {
+      return x_BHN1.squeeze(3).expand(keys.k_BHNbD.sizes().slice(0, 3));
+    };
+    sorted.chosen_BHN = of_heads(in.sources_BHNm);
+    sorted.weights_BHN = of_heads(in.weights_BHNN.gather(3, in.sources_BHNm)).to(dtype);
+    return sorted;  // a single source's share is 0 or 1
+  }
+  const BlockMixes mixes = mix(in, padding, keys.each(), limit);
+  KeysInBlocks mixed = keys;
+  mixed.k_BHNbD = mixes.y_BHNbD.front();
+  mixed.v_BHNbD = mixes.y_BHNbD.back();
+  sorted.own_k_BHNbD = mixes.x_BHNbD.front();
+  sorted.own_v_BHNbD = mixes.x_BHNbD.back();
+  if (padded) {
+    if (!left_out) {
+      report_copies(keys.k_BHNbD, limit);
+      mixed = divided(mixed, *share);
+    }
+    sorted.bias_BHN1b = share->bias_BHUb(dtype).unsqueeze(3);
+  }
+  sorted.k_BHNbD = mixed.k_BHNbD;
+  sorted.v_BHNbD = mixed.v_BHNbD;
   return sorted;
 }
 
@@ -187,8 +207,7 @@ at::Tensor open_pairs(const Blocks& blocks) {
 BlockAttention sorted_and_own_attention(const Blocks& blocks, const SortedBlocks& in,
                                         const at::Tensor& q_BHLD, const at::Tensor& k_BHLD,
                                         const at::Tensor& v_BHLD, Path limit) {
-  const KeysInBlocks keys(blocks, k_BHLD, v_BHLD);
-  const SortedKeys sorted = sort_keys(blocks, in, keys.k_BHNbD, keys.v_BHNbD, limit);
+  const SortedKeys sorted = sort_keys(blocks, in, KeysInBlocks(blocks, k_BHLD, v_BHLD), limit);
 
   KeyBlocks sorted_keys{.k_BHNbD = sorted.k_BHNbD,
                         .v_BHNbD = sorted.v_BHNbD,
@@ -218,21 +237,19 @@ BlockAttention sorted_and_own_attention(const Blocks& blocks, const SortedBlocks
 BlockAttention shared_blocks_attention(const Blocks& blocks, const SharedBlocks& in,
                                        const at::Tensor& q_BHLD, const at::Tensor& k_BHSD,
                                        const at::Tensor& v_BHSD, Path limit) {
-  const KeysInBlocks keys(blocks, k_BHSD, v_BHSD);
-  const bool tied = keys.v_BHNbD.is_same(keys.k_BHNbD);
+  KeysInBlocks keys(blocks, k_BHSD, v_BHSD);
+  keys.clear_padding(blocks);
   const std::int64_t n = in.weights_BHnN.size(2), b = blocks.block();
-  std::vector<at::Tensor> keys_BHNbD{keys.k_BHNbD};
-  if (!tied) keys_BHNbD.push_back(keys.v_BHNbD);
-  const BlockMixes mixes = mix_first(in.weights_BHnN, keys_BHNbD, limit);
-  at::Tensor k_BHnbD = mixes.y_BHNbD.front(), v_BHnbD = mixes.y_BHNbD.back();
+  const BlockMixes mixes = mix_first(in.weights_BHnN, keys.each(), limit);
+  keys.k_BHNbD = mixes.y_BHNbD.front();
+  keys.v_BHNbD = mixes.y_BHNbD.back();
   at::Tensor visible_BHnb, bias_BHnb;
   if (blocks.valid_BNb().defined()) {
-    const ExistingShare share(blocks, in.weights_BHnN, limit);
-    const at::Tensor divisor = share.share_BHUb.unsqueeze(4).to(k_BHnbD.scalar_type());
-    k_BHnbD = k_BHnbD / divisor;
-    v_BHnbD = tied ? k_BHnbD : v_BHnbD / divisor;
+    report_copies(k_BHSD, limit);
+    const ExistingShare share(blocks, in.weights_BHnN);
+    keys = divided(keys, share);
     visible_BHnb = share.visible_BHUb;
-    bias_BHnb = share.share_BHUb.log().to(k_BHnbD.scalar_type());
+    bias_BHnb = share.bias_BHUb(k_BHSD.scalar_type());
   }
 
   // Block attention wants blocks of queries as long as those of keys. A single block of all shared
@@ -250,8 +267,8 @@ BlockAttention shared_blocks_attention(const Blocks& blocks, const SharedBlocks&
       return of_entry(x_BHnbD).unsqueeze(2).expand({-1, -1, M, -1, -1});
     };
     KeyBlocks& shared = attention.keys.emplace_back();
-    shared.k_BHNbD = for_all_queries(k_BHnbD);
-    shared.v_BHNbD = tied ? shared.k_BHNbD : for_all_queries(v_BHnbD);
+    shared.k_BHNbD = for_all_queries(keys.k_BHNbD);
+    shared.v_BHNbD = keys.tied() ? shared.k_BHNbD : for_all_queries(keys.v_BHNbD);
     at::Tensor mask;
     if (visible_BHnb.defined()) {
       mask = of_entry(visible_BHnb).unsqueeze(2).unsqueeze(3);

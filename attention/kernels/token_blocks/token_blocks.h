@@ -32,6 +32,8 @@ class Blocks {
   at::Tensor mask(std::int64_t offset) const;
   // bool: tokens that are not padding. Undefined: no query can see padding.
   const at::Tensor& valid_BNb() const { return valid_BNb_; }
+  // int64: tokens at lengths_b and after are padding. Defined where valid_BNb() is.
+  const at::Tensor& lengths_B() const { return lengths_B_; }
   // Options for bool tensors on the input's device.
   at::TensorOptions mask_options() const { return at::TensorOptions(at::kBool).device(device_); }
   // Document ids. Undefined: one document.
@@ -40,7 +42,7 @@ class Blocks {
  private:
   std::int64_t block_, num_tokens_, num_blocks_;
   at::Device device_;
-  at::Tensor valid_BNb_, segments_BNb_;
+  at::Tensor valid_BNb_, lengths_B_, segments_BNb_;
 };
 
 // A new, uninitialized tensor like x [B, H, N, b, D]: contiguous where x is, else in the layers'

@@ -40,11 +40,14 @@ std::vector<at::Tensor> solve(const MixProblem& problem, bool backwards = false)
     y.push_back(new_blocks_like(x[i]).fill_(NAN));
     d_x.push_back(new_blocks_like(x[i]).fill_(NAN));
   }
-  const at::Tensor weights = block_mix_weights(problem.weights_BHNN, x[0].scalar_type());
-  const at::Tensor d_weights = new_block_mix_d_weights(x).fill_(NAN);
-  const BlockMixParams forward = block_mix_params(weights, x, y, problem.diagonal),
-                       backward = block_mix_params(weights, x, d_y, others, d_x, d_weights,
-                                                   problem.diagonal);
+  const bool padded = problem.lengths_B.defined();
+  const at::Tensor sets = padded ? at::stack({problem.weights_BHNN, problem.last_weights_BHNN})
+                                 : problem.weights_BHNN.unsqueeze(0);
+  const MixOperands operands{block_mix_weights(sets, x[0].scalar_type()), problem.lengths_B, x,
+                             problem.diagonal};
+  const at::Tensor d_weights = new_block_mix_d_weights(operands).fill_(NAN);
+  const BlockMixParams forward = block_mix_params(operands, y),
+                       backward = block_mix_params(operands, d_y, others, d_x, d_weights);
   if (forward.dtype == KernelDtype::kHalf) {
     run_kernels<EmulatedNumber::kHalf, false>(forward, backwards);
     run_kernels<EmulatedNumber::kHalf, true>(backward, backwards);
@@ -52,7 +55,8 @@ std::vector<at::Tensor> solve(const MixProblem& problem, bool backwards = false)
     run_kernels<EmulatedNumber::kBFloat16, false>(forward, backwards);
     run_kernels<EmulatedNumber::kBFloat16, true>(backward, backwards);
   }
-  std::vector<at::Tensor> result{d_weights.sum(0)};
+  const at::Tensor d_sets = d_weights.sum(1);
+  std::vector<at::Tensor> result{padded ? d_sets : d_sets[0]};
   for (std::size_t i = 0; i < x.size(); ++i) result.insert(result.end(), {y[i], d_x[i]});
   return result;
 }
@@ -90,8 +94,34 @@ TEST(BlockMixEmulation, PartsOfColumns) {
   for (const std::int64_t blocks : {10, 70}) {
     const MixProblem problem = make_mix_problem({.blocks = blocks, .block = 37, .head_dim = 64}, -1,
                                                 at::kHalf, true, 2, 62);
-    EXPECT_GT(new_block_mix_d_weights(problem.x_BHNbD).size(0), 1);
+    const MixOperands operands{problem.weights_BHNN.unsqueeze(0), {}, problem.x_BHNbD, -1};
+    EXPECT_GT(new_block_mix_d_weights(operands).size(1), 1);
     check(problem);
+  }
+}
+
+// Samples that end at a block's end, inside a block, before its second token and after its last
+// but one, in the first block and in the last; slabs with columns of both sets and of one.
+TEST(BlockMixEmulation, PaddingIsNotRead) {
+  std::uint64_t seed = 120;
+  for (const std::int64_t blocks : {3, 16, 20, 40, 70}) {
+    for (const std::int64_t block : {1, 5, 13}) {
+      const std::int64_t length = blocks * block;
+      const std::vector<std::int64_t> lengths{length,
+                                              std::max<std::int64_t>(1, length - 1),
+                                              block + std::min<std::int64_t>(1, block - 1),
+                                              std::max<std::int64_t>(1, block / 2),
+                                              (blocks - 1) * block,
+                                              2 * block + block / 2};
+      ++seed;
+      check(make_padded_mix_problem({.batch = std::ssize(lengths),
+                                     .heads = 1,
+                                     .blocks = blocks,
+                                     .block = block,
+                                     .head_dim = seed % 3 == 0 ? 72 : 16},
+                                    lengths, seed % 2 == 0 ? at::kHalf : at::kBFloat16,
+                                    seed % 2 == 0, seed % 3 == 0 ? 2 : 1, seed));
+    }
   }
 }
 

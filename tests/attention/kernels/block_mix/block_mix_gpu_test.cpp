@@ -14,13 +14,22 @@ namespace {
 
 std::vector<at::Tensor> solve_on_gpu(const MixProblem& problem) {
   const MixProblem there = problem.to(at::kCUDA);
-  std::vector<at::Tensor> x, leaves{there.weights_BHNN.detach().requires_grad_(true)};
+  const bool padded = there.lengths_B.defined();
+  const auto leaf = [](const at::Tensor& w) {
+    return w.defined() ? w.detach().requires_grad_(true) : w;
+  };
+  const at::Tensor weights = leaf(there.weights_BHNN);
+  const MixPadding padding{there.lengths_B, leaf(there.last_weights_BHNN)};
+  std::vector<at::Tensor> x, leaves{weights};
+  if (padded) leaves.push_back(padding.weights_BHNN);
+  const std::size_t first_x = leaves.size();
   for (const at::Tensor& each : there.x_BHNbD) {
     x.push_back(each.detach().requires_grad_(true));
     leaves.push_back(x.back());
   }
   EXPECT_EQ(why_not_gpu_kernels(x), "") << problem.name;
-  const auto [y, x_again] = mix_lower_blocks(leaves[0], x, problem.diagonal, Path::kFused);
+  const auto [y, x_again] =
+      mix_lower_blocks(weights, x, problem.diagonal, Path::kFused, {}, padding);
   std::vector<at::Tensor> outputs = y, d_outputs = there.d_y_BHNbD;
   for (std::size_t i = 0; i < x.size(); ++i) {
     if (!there.others_BHNbD[i].defined()) continue;
@@ -28,9 +37,9 @@ std::vector<at::Tensor> solve_on_gpu(const MixProblem& problem) {
     d_outputs.push_back(there.others_BHNbD[i]);
   }
   const std::vector<at::Tensor> d = torch::autograd::grad(outputs, leaves, d_outputs);
-  std::vector<at::Tensor> result{d[0]};
+  std::vector<at::Tensor> result{padded ? at::stack({d[0], d[1]}) : d[0]};
   for (std::size_t i = 0; i < y.size(); ++i) {
-    result.insert(result.end(), {y[i].detach(), d[1 + i]});
+    result.insert(result.end(), {y[i].detach(), d[first_x + i]});
   }
   return result;
 }
@@ -54,6 +63,15 @@ TEST(BlockMixKernel, SmallShapes) {
                                dtype, seed % 3 == 0, 2, seed));
       }
     }
+  }
+}
+
+TEST(BlockMixKernel, SmallPaddingIsNotRead) {
+  for (const std::int64_t blocks : {16, 40, 70}) {
+    const std::vector<std::int64_t> lengths{blocks * 13, blocks * 13 - 1, 14, 6, 30};
+    check(make_padded_mix_problem(
+        {.batch = 5, .heads = 2, .blocks = blocks, .block = 13, .head_dim = 72}, lengths,
+        at::kBFloat16, true, 2, static_cast<std::uint64_t>(blocks)));
   }
 }
 
