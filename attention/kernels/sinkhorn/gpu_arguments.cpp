@@ -31,16 +31,16 @@ struct BalanceOnGpu : torch::autograd::Function<BalanceOnGpu> {
   static constexpr std::int64_t kMaxVectors = (192 << 20) / sizeof(float);
 
   // Describes problems [.., R, C] to the kernels, without their memory.
-  static BalanceParams sizes(const at::Tensor& scores, std::int64_t iterations, bool prefix,
+  static BalanceParams sizes(const at::Tensor& scores, std::int64_t iterations, BalanceKind kind,
                              std::int64_t first_row) {
     const std::int64_t R = scores.size(-2), C = scores.size(-1);
     return {.matrices = R * C == 0 ? 0 : scores.numel() / (R * C),
             .rows = static_cast<int>(R),
             .columns = static_cast<int>(C),
             .iterations = static_cast<int>(iterations),
-            .prefix = prefix,
+            .kind = kind,
             .first_row = static_cast<int>(first_row),
-            .results = prefix ? static_cast<int>(R - first_row) : 1,
+            .results = kind == BalanceKind::kPrefix ? static_cast<int>(R - first_row) : 1,
             .scores = nullptr,
             .p = nullptr,
             .rounded = nullptr,
@@ -48,9 +48,9 @@ struct BalanceOnGpu : torch::autograd::Function<BalanceOnGpu> {
             .scratch = nullptr};
   }
 
-  static BalanceParams params(const at::Tensor& scores, std::int64_t iterations, bool prefix,
+  static BalanceParams params(const at::Tensor& scores, std::int64_t iterations, BalanceKind kind,
                               std::int64_t first_row) {
-    BalanceParams problems = sizes(scores, iterations, prefix, first_row);
+    BalanceParams problems = sizes(scores, iterations, kind, first_row);
     problems.scores = scores.const_data_ptr<float>();
     return problems;
   }
@@ -67,12 +67,12 @@ struct BalanceOnGpu : torch::autograd::Function<BalanceOnGpu> {
 
   // Returns P and, unless `rounded` is empty, P rounded to that dtype.
   static variable_list forward(AutogradContext* context, const at::Tensor& scores,
-                               std::int64_t iterations, bool prefix, std::int64_t first_row,
+                               std::int64_t iterations, BalanceKind kind, std::int64_t first_row,
                                std::optional<at::ScalarType> rounded) {
     const at::Tensor dense = scores.contiguous();
     const at::Tensor p = at::empty_like(dense.narrow(-2, first_row, dense.size(-2) - first_row),
                                         at::MemoryFormat::Contiguous);
-    BalanceParams problems = params(dense, iterations, prefix, first_row);
+    BalanceParams problems = params(dense, iterations, kind, first_row);
     problems.p = p.mutable_data_ptr<float>();
     variable_list results{p};
     if (rounded) {
@@ -86,7 +86,7 @@ struct BalanceOnGpu : torch::autograd::Function<BalanceOnGpu> {
     const at::Tensor scratch = give_scratch(dense, problems.matrices, problems);
     if constexpr (kHasGpuKernels) launch_balance(problems, current_stream(dense));
     context->saved_data["iterations"] = iterations;
-    context->saved_data["prefix"] = prefix;
+    context->saved_data["kind"] = static_cast<std::int64_t>(kind);
     context->saved_data["first_row"] = first_row;
     context->save_for_backward({dense});
     context->set_materialize_grads(false);
@@ -97,9 +97,9 @@ struct BalanceOnGpu : torch::autograd::Function<BalanceOnGpu> {
     refuse_second_gradient();
     const at::Tensor scores = context->get_saved_variables()[0], d_p = gradients[0].contiguous();
     const at::Tensor d_scores = at::empty_like(scores);
-    BalanceParams problems =
-        params(scores, context->saved_data["iterations"].toInt(),
-               context->saved_data["prefix"].toBool(), context->saved_data["first_row"].toInt());
+    BalanceParams problems = params(scores, context->saved_data["iterations"].toInt(),
+                                    static_cast<BalanceKind>(context->saved_data["kind"].toInt()),
+                                    context->saved_data["first_row"].toInt());
     const std::int64_t of_matrix = BalanceBackwardParams::vectors_per_matrix(problems);
     const std::int64_t all = problems.matrices;
     if (all == 0) return {d_scores, {}, {}, {}, {}};
@@ -127,14 +127,18 @@ struct BalanceOnGpu : torch::autograd::Function<BalanceOnGpu> {
 
 }  // namespace
 
-std::string why_not_gpu_kernels(const at::Tensor& scores, std::int64_t iterations, bool prefix,
+std::string why_not_gpu_kernels(const at::Tensor& scores, std::int64_t iterations, BalanceKind kind,
                                 std::int64_t first_row) {
   if (std::string why = why_not_dtype(scores.scalar_type(), {at::kFloat}); !why.empty()) return why;
   if (const std::int64_t N = std::max(scores.size(-2), scores.size(-1));
       N > BalanceParams::kMaxBlocks) {
     return fmt::format("there are {} blocks, more than {}", N, BalanceParams::kMaxBlocks);
   }
-  const BalanceParams sizes = BalanceOnGpu::sizes(scores, iterations, prefix, first_row);
+  if (kind == BalanceKind::kCumulative && iterations > BalanceParams::kMaxCumulativeIterations) {
+    return fmt::format("there are {}, more than {}", counted(iterations, "iteration"),
+                       BalanceParams::kMaxCumulativeIterations);
+  }
+  const BalanceParams sizes = BalanceOnGpu::sizes(scores, iterations, kind, first_row);
   if (BalanceBackwardParams::vectors_per_matrix(sizes) > 2 * BalanceOnGpu::kMaxVectors) {
     return fmt::format("the backward pass of {} takes too much memory",
                        counted(iterations, "iteration"));
@@ -142,15 +146,15 @@ std::string why_not_gpu_kernels(const at::Tensor& scores, std::int64_t iteration
   return "";
 }
 
-at::Tensor balance_on_gpu(const at::Tensor& scores, std::int64_t iterations, bool prefix,
+at::Tensor balance_on_gpu(const at::Tensor& scores, std::int64_t iterations, BalanceKind kind,
                           std::int64_t first_row) {
-  return BalanceOnGpu::apply(scores, iterations, prefix, first_row, std::nullopt)[0];
+  return BalanceOnGpu::apply(scores, iterations, kind, first_row, std::nullopt)[0];
 }
 
 BalancedWeights balance_and_round_on_gpu(const at::Tensor& scores, std::int64_t iterations,
                                          at::ScalarType dtype) {
   const variable_list results =
-      BalanceOnGpu::apply(scores, iterations, /*prefix=*/false, 0, std::optional(dtype));
+      BalanceOnGpu::apply(scores, iterations, BalanceKind::kWhole, 0, std::optional(dtype));
   return {.p = results[0], .rounded = results[1]};
 }
 

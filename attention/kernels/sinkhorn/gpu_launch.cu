@@ -1,6 +1,7 @@
 // The Sinkhorn operator (attention/kernels/sinkhorn/sinkhorn.h; Tay et al. 2020, section 3.1.1)
-// forward and backward, for whole matrices; gpu_prefix.cu handles prefixes and gpu_small_prefix.cu
-// prefixes of few rows. Legend: r destination of R, c source of C, i iteration of I.
+// forward and backward, for whole matrices; gpu_prefix.cu handles prefixes, gpu_small_prefix.cu
+// prefixes of few rows and gpu_cumulative.cu the cumulative balance. Legend: r destination of R, c
+// source of C, i iteration of I.
 //
 //   g_i[c] = -log sum_r exp(S[r, c] + f_{i-1}[r])    f_0 = 0
 //   f_i[r] = -log sum_c exp(S[r, c] + g_i[c])        P[r, c] = exp(S[r, c] + f_I[r] + g_I[c])
@@ -120,7 +121,8 @@ void with_matrix(const BalanceParams& p, int num_vectors, Use use) {
 }  // namespace
 
 void launch_balance(const BalanceParams& params, cudaStream_t stream) {
-  if (params.prefix) {
+  if (params.kind == BalanceKind::kCumulative) return launch_cumulative_balance(params, stream);
+  if (params.prefix()) {
     const bool small = params.rows <= BalanceParams::kMaxSmallRows;
     return small ? small_prefix::launch_prefix_balance(params, stream)
                  : launch_prefix_balance(params, stream);
@@ -138,7 +140,10 @@ void launch_balance_backward(const BalanceBackwardParams& params, cudaStream_t s
   const BalanceParams& problems = params.problems;
   const std::int64_t entries = problems.matrices * problems.rows * problems.columns;
   if (entries == 0) return;
-  if (problems.prefix) {
+  if (problems.kind == BalanceKind::kCumulative) {
+    return launch_cumulative_balance_backward(params, stream);
+  }
+  if (problems.prefix()) {
     const bool small = problems.rows <= BalanceParams::kMaxSmallRows;
     return small ? small_prefix::launch_prefix_balance_backward(params, stream)
                  : launch_prefix_balance_backward(params, stream);

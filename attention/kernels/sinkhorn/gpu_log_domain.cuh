@@ -2,7 +2,7 @@
 // gpu_launch.cu has the formulas. Its kernels use this code, and gpu_prefix.cu's do for prefixes
 // that leave their number range. Legend: r destination of R, c source of C, i iteration of I.
 //
-// A problem is a matrix [R, C] or, with `prefix`, its leading u + 1 rows and u columns, where row 0
+// A problem is a matrix [R, C] or, of prefixes, its leading u + 1 rows and u columns, where row 0
 // counts as masked and row u is the result. Warp w owns rows w, w + W, .. and lane l owns columns
 // l, l + 32, .. of a row. A row step and the next column step are one pass: the row that has just
 // been normalized is at hand when the columns are summed, so an entry costs one exponential per
@@ -74,14 +74,14 @@ struct LogDomainProblem {
   // `memory`: shared_bytes() bytes of shared memory.
   __device__ LogDomainProblem(const BalanceParams& p, std::int64_t matrix, int result,
                               float* memory)
-      : rows(p.prefix ? p.first_row + result + 1 : p.rows),
-        columns(p.prefix ? p.first_row + result : p.columns),
+      : rows(p.prefix() ? p.first_row + result + 1 : p.rows),
+        columns(p.prefix() ? p.first_row + result : p.columns),
         stride(kShared ? columns : p.columns),
         s(p.scores + matrix * p.rows * p.columns),
         g(memory),
         partial(g + columns),
-        first(p.prefix ? rows - 1 : 0),
-        first_taking_part(p.prefix ? 1 : 0),
+        first(p.prefix() ? rows - 1 : 0),
+        first_taking_part(p.prefix() ? 1 : 0),
         result_columns(p.columns),
         result_offset((matrix * p.results * (rows - first) + result) * p.columns),
         warp(warp_number()),

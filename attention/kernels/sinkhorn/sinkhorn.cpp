@@ -177,37 +177,33 @@ namespace {
 
 constexpr char kOperation[] = "balance";  // in records of paths
 
-// The path of prefix_balance() with `prefix`, otherwise of balance().
-Path balance_path(const at::Tensor& scores, std::int64_t iterations, bool prefix,
+Path balance_path(const at::Tensor& scores, std::int64_t iterations, BalanceKind kind,
                   std::int64_t first_row, Path limit) {
   if (limit != Path::kFused) return Path::kReference;
-  return take_path(
-      kOperation, fused_unless(why_not_fused(
-                      scores, [] { return std::string(); },
-                      [&] { return why_not_gpu_kernels(scores, iterations, prefix, first_row); })));
-}
-
-at::Tensor fused_balance(const at::Tensor& scores, std::int64_t iterations, bool prefix,
-                         std::int64_t first_row) {
-  return scores.is_cpu() ? FusedBalance::apply(scores, iterations, prefix, first_row)
-                         : balance_on_gpu(scores, iterations, prefix, first_row);
+  return take_path(kOperation,
+                   fused_unless(why_not_fused(
+                       scores, [] { return std::string(); },
+                       [&] { return why_not_gpu_kernels(scores, iterations, kind, first_row); })));
 }
 
 }  // namespace
 
 at::Tensor balance(const at::Tensor& scores, std::int64_t iterations, Path limit) {
   require(iterations >= 1, "balance: at least one iteration");
-  if (balance_path(scores, iterations, /*prefix=*/false, 0, limit) == Path::kReference) {
+  constexpr BalanceKind kKind = BalanceKind::kWhole;
+  if (balance_path(scores, iterations, kKind, 0, limit) == Path::kReference) {
     return reference_balance(scores, iterations);
   }
-  return fused_balance(scores, iterations, /*prefix=*/false, 0);
+  return scores.is_cpu() ? FusedBalance::apply(scores, iterations, /*prefix=*/false, 0)
+                         : balance_on_gpu(scores, iterations, kKind, 0);
 }
 
 BalancedWeights balance_and_round(const at::Tensor& scores, std::int64_t iterations,
                                   at::ScalarType dtype, Path limit) {
   require(iterations >= 1, "balance_and_round: at least one iteration");
-  const bool rounds = !scores.is_cpu() && (dtype == at::kBFloat16 || dtype == at::kHalf) &&
-                      balance_path(scores, iterations, /*prefix=*/false, 0, limit) == Path::kFused;
+  const bool rounds =
+      !scores.is_cpu() && (dtype == at::kBFloat16 || dtype == at::kHalf) &&
+      balance_path(scores, iterations, BalanceKind::kWhole, 0, limit) == Path::kFused;
   if (rounds) return balance_and_round_on_gpu(scores, iterations, dtype);
   return {balance(scores, iterations, limit)};
 }
@@ -215,22 +211,22 @@ BalancedWeights balance_and_round(const at::Tensor& scores, std::int64_t iterati
 at::Tensor prefix_balance(const at::Tensor& scores, std::int64_t iterations, std::int64_t first_row,
                           Path limit) {
   require(iterations >= 1, "prefix_balance: at least one iteration");
-  if (balance_path(scores, iterations, /*prefix=*/true, first_row, limit) == Path::kReference) {
+  constexpr BalanceKind kKind = BalanceKind::kPrefix;
+  if (balance_path(scores, iterations, kKind, first_row, limit) == Path::kReference) {
     return reference_prefix_balance(scores, iterations, first_row);
   }
-  return fused_balance(scores, iterations, /*prefix=*/true, first_row);
+  return scores.is_cpu() ? FusedBalance::apply(scores, iterations, /*prefix=*/true, first_row)
+                         : balance_on_gpu(scores, iterations, kKind, first_row);
 }
 
 at::Tensor cumulative_balance(const at::Tensor& scores, std::int64_t iterations, Path limit) {
   require(iterations >= 1, "cumulative_balance: at least one iteration");
-  if (limit != Path::kFused) return reference_cumulative_balance(scores, iterations);
-  const PathChoice choice = fused_unless(why_not_fused(
-      scores, [] { return ""; },
-      [] { return "the cumulative balance has kernels only for CPUs"; }));
-  if (take_path(kOperation, choice) == Path::kReference) {
+  constexpr BalanceKind kKind = BalanceKind::kCumulative;
+  if (balance_path(scores, iterations, kKind, 0, limit) == Path::kReference) {
     return reference_cumulative_balance(scores, iterations);
   }
-  return FusedCumulativeBalance::apply(scores, iterations);
+  return scores.is_cpu() ? FusedCumulativeBalance::apply(scores, iterations)
+                         : balance_on_gpu(scores, iterations, kKind, 0);
 }
 
 at::Tensor softmax_with_null(const at::Tensor& scores) {

@@ -21,9 +21,8 @@ namespace birkhoff {
 
 // The kernels (kFused) take fp32 and fp64 on the CPU. Matrices outside their number range go
 // through the log domain one size at a time: they cost time but little memory. On a GPU the kernels
-// take fp32, up to 256 rows and columns (gpu_launch.cu, gpu_prefix.cu), and find such matrices
-// themselves; other problems take the reference, as does the cumulative balance there. kSdpa is the
-// reference.
+// take fp32, up to 256 rows and columns (gpu_launch.cu, gpu_prefix.cu, gpu_cumulative.cu), and find
+// such matrices themselves; other problems take the reference. kSdpa is the reference.
 
 // The ordinary operator on [.., R, C]: P = exp(S + f + g) with potentials f (rows) and g (columns).
 at::Tensor balance(const at::Tensor& scores, std::int64_t iterations, Path limit);

@@ -29,7 +29,7 @@ struct Tensors {
     problems.matrices = s.matrices;
     problems.rows = problems.columns = s.size;
     problems.iterations = s.iterations;
-    problems.prefix = s.prefix;
+    problems.kind = s.prefix ? BalanceKind::kPrefix : BalanceKind::kWhole;
     problems.first_row = s.first_row();
     problems.results = s.prefix ? s.size - 1 : 1;
     scratch = Float(std::max<std::int64_t>(1, s.matrices * problems.scratch_per_matrix()));

@@ -3,9 +3,13 @@
 
 #define launch_balance emulate_launch_balance
 #define launch_balance_backward emulate_launch_balance_backward
+#define launch_cumulative_balance emulate_launch_cumulative_balance
+#define launch_cumulative_balance_backward emulate_launch_cumulative_balance_backward
 #define launch_prefix_balance emulate_launch_prefix_balance
 #define launch_prefix_balance_backward emulate_launch_prefix_balance_backward
 namespace birkhoff {
+void launch_cumulative_balance(const BalanceParams& params, CUstream_st* stream);
+void launch_cumulative_balance_backward(const BalanceBackwardParams& params, CUstream_st* stream);
 void launch_prefix_balance(const BalanceParams& params, CUstream_st* stream);
 void launch_prefix_balance_backward(const BalanceBackwardParams& params, CUstream_st* stream);
 namespace small_prefix {
@@ -13,6 +17,7 @@ void launch_prefix_balance(const BalanceParams& params, CUstream_st* stream);
 void launch_prefix_balance_backward(const BalanceBackwardParams& params, CUstream_st* stream);
 }  // namespace small_prefix
 }  // namespace birkhoff
+#include "attention/kernels/sinkhorn/gpu_cumulative.cu"
 #include "attention/kernels/sinkhorn/gpu_launch.cu"
 #include "attention/kernels/sinkhorn/gpu_prefix.cu"
 #include "attention/kernels/sinkhorn/gpu_small_prefix.cu"

@@ -17,20 +17,24 @@ struct Result {
   at::Tensor p, d_scores;
 };
 
-Result solve(const at::Tensor& scores, bool prefix, std::int64_t first_row, Path path) {
+enum class Kind { kWhole, kPrefix, kCumulative };
+
+Result solve(const at::Tensor& scores, Kind kind, std::int64_t first_row, Path path) {
   const at::Tensor leaf = scores.detach().clone().requires_grad_(true);
-  const at::Tensor p = prefix ? prefix_balance(leaf, 5, first_row, path) : balance(leaf, 5, path);
+  const at::Tensor p = kind == Kind::kPrefix  ? prefix_balance(leaf, 5, first_row, path)
+                       : kind == Kind::kWhole ? balance(leaf, 5, path)
+                                              : cumulative_balance(leaf, 5, path);
   const at::Tensor d_p = test::random_tensor(p.sizes(), at::kFloat, 5).to(p.options());
   p.backward(d_p);
   return {p.detach(), leaf.grad()};
 }
 
-void check(const std::string& what, const at::Tensor& scores, bool prefix,
+void check(const std::string& what, const at::Tensor& scores, Kind kind,
            std::int64_t first_row = 0) {
-  const Result reference = solve(scores, prefix, first_row, Path::kReference);
-  const Result exact = solve(scores.to(at::kDouble), prefix, first_row, Path::kReference);
-  const Result kernel = solve(scores.cuda(), prefix, first_row, Path::kFused);
-  const Result again = solve(scores.cuda(), prefix, first_row, Path::kFused);
+  const Result reference = solve(scores, kind, first_row, Path::kReference);
+  const Result exact = solve(scores.to(at::kDouble), kind, first_row, Path::kReference);
+  const Result kernel = solve(scores.cuda(), kind, first_row, Path::kFused);
+  const Result again = solve(scores.cuda(), kind, first_row, Path::kFused);
   expect_as_exact(kernel.p, reference.p, exact.p, what + ", P");
   expect_as_exact(kernel.d_scores, reference.d_scores, exact.d_scores, what + ", gradient");
   expect_same_bits(kernel.p, again.p, what + ", a second time");
@@ -43,14 +47,27 @@ at::Tensor random_scores(std::int64_t matrices, std::int64_t size, double scale 
 
 TEST(BalanceKernel, SmallIsAsExactAsTheSpecification) {
   for (const std::int64_t size : {1, 2, 5, 33, 63, 64, 65}) {
-    for (const bool prefix : {false, true}) {
-      check(fmt::format("N {} prefix {}", size, prefix), random_scores(2, size), prefix);
+    for (const Kind kind : {Kind::kWhole, Kind::kPrefix}) {
+      check(fmt::format("N {} kind {}", size, static_cast<int>(kind)), random_scores(2, size),
+            kind);
     }
   }
-  check("last prefixes", random_scores(1, 36), true, 33);
-  check("out of any range", random_scores(1, 9, 1e4), true);
+  check("last prefixes", random_scores(1, 36), Kind::kPrefix, 33);
+  check("out of any range", random_scores(1, 9, 1e4), Kind::kPrefix);
   for (const double scale : {10.0, 20.0, 45.0}) {
-    check(fmt::format("partly out of range, scale {}", scale), random_scores(1, 70, scale), true);
+    check(fmt::format("partly out of range, scale {}", scale), random_scores(1, 70, scale),
+          Kind::kPrefix);
+  }
+}
+
+TEST(BalanceKernel, SmallCumulative) {
+  for (const std::int64_t size : {1, 33, 64, 65, 256}) {
+    for (const double scale : {1.0, 20.0, 1e3}) {
+      const at::Tensor later = at::ones({size, size}, at::kBool).triu();
+      const at::Tensor scores =
+          random_scores(2, size, scale).masked_fill(later, -std::numeric_limits<float>::infinity());
+      check(fmt::format("cumulative, N {} scale {}", size, scale), scores, Kind::kCumulative);
+    }
   }
 }
 
@@ -75,13 +92,13 @@ TEST(BalanceKernel, SmallEmptyRowsAndColumns) {
   at::Tensor scores = random_scores(1, 7);
   scores.select(2, 2).fill_(-std::numeric_limits<float>::infinity());
   scores.select(3, 4).fill_(-std::numeric_limits<float>::infinity());
-  for (const bool prefix : {false, true}) check("empty row and column", scores, prefix);
+  for (const Kind kind : {Kind::kWhole, Kind::kPrefix}) check("empty row and column", scores, kind);
 }
 
 TEST(BalanceKernel, SmallOutOfRange) {
   for (const double scale : {10.0, 20.0, 45.0}) {
     for (const std::int64_t size : {40, 70}) {
-      check(fmt::format("N {} scale {}", size, scale), random_scores(1, size, scale), false);
+      check(fmt::format("N {} scale {}", size, scale), random_scores(1, size, scale), Kind::kWhole);
     }
   }
 }
@@ -118,15 +135,15 @@ TEST(BalanceKernel, SmallRoundsForMixing) {
 // Both places of the scores: shared memory, and L2 for scores that do not fit there.
 TEST(BalanceKernel, LargeIsAsExactAsTheSpecification) {
   for (const std::int64_t size : {128, 200, 256}) {
-    check(fmt::format("N {}", size), random_scores(2, size), false);
-    check(fmt::format("N {} prefix", size), random_scores(1, size), true, size - 5);
+    check(fmt::format("N {}", size), random_scores(2, size), Kind::kWhole);
+    check(fmt::format("N {} prefix", size), random_scores(1, size), Kind::kPrefix, size - 5);
   }
-  check("prefixes of two panels", random_scores(1, 256), true, 200);
-  check("prefixes from the first on", random_scores(1, 130), true);
+  check("prefixes of two panels", random_scores(1, 256), Kind::kPrefix, 200);
+  check("prefixes from the first on", random_scores(1, 130), Kind::kPrefix);
 }
 
 // More scratch memory than is allocated at one time.
-TEST(BalanceKernel, LargeInParts) { check("in parts", random_scores(7000, 16), true, 0); }
+TEST(BalanceKernel, LargeInParts) { check("in parts", random_scores(7000, 16), Kind::kPrefix, 0); }
 
 }  // namespace
 }  // namespace birkhoff
