@@ -118,8 +118,9 @@ void check_input(const InputForm& form, const at::Tensor& x, const at::Tensor& q
 
 void check_inputs(at::TensorList inputs, bool may_have_weights) {
   TORCH_CHECK_VALUE(
-      inputs.size() == kWeights || (may_have_weights && inputs.size() == kWeights + 1),
-      "birkhoff: inputs must be q, k, v, relative_keys, relative_values, sink",
+      inputs.size() == kRelativeKeys || inputs.size() == kWeights ||
+          (may_have_weights && inputs.size() == kWeights + 1),
+      "birkhoff: inputs must be q, k, v, or these, relative_keys, relative_values, sink",
       may_have_weights ? " and optionally block weights" : "", ", not ", inputs.size(), " tensors");
   const at::Tensor& q = inputs[kQueries];
   for (std::size_t i = 0; i < inputs.size(); ++i) {
@@ -129,9 +130,9 @@ void check_inputs(at::TensorList inputs, bool may_have_weights) {
   const at::Tensor& v = inputs[kValues];
   check_one_dtype(q, is_none(inputs[kKeys]) ? v : inputs[kKeys], v);
   for (std::size_t i = kRelativeKeys; i < kWeights; ++i) {
-    if (!is_none(inputs[i])) check_dtype(kInputForms[i].name, inputs[i], q.scalar_type());
+    if (has(inputs, i)) check_dtype(kInputForms[i].name, inputs[i], q.scalar_type());
   }
-  TORCH_CHECK_VALUE(is_none(inputs[kRelativeValues]) || !is_none(inputs[kRelativeKeys]),
+  TORCH_CHECK_VALUE(!has(inputs, kRelativeValues) || has(inputs, kRelativeKeys),
                     "birkhoff: relative_values need relative_keys");
 }
 
@@ -154,15 +155,15 @@ void check_sizes_of_heads(at::TensorList inputs, bool square) {
 }
 
 void check_sizes_of_inputs(at::TensorList inputs, bool causal, bool square) {
-  const at::Tensor &q = inputs[kQueries], &keys = inputs[kRelativeKeys],
-                   &values = inputs[kRelativeValues], &sink = inputs[kSink];
+  const at::Tensor& q = inputs[kQueries];
   check_queries(q);
   const std::int64_t H = q.size(1), D = q.size(3), key_heads = inputs[kValues].size(1),
                      num_keys = square ? q.size(2) : inputs[kValues].size(2);
   for (const at::Tensor& x : {inputs[kKeys], inputs[kValues]}) {
     if (!is_none(x)) check_like_queries(x, q, key_heads, num_keys);
   }
-  if (!is_none(keys)) {
+  if (has(inputs, kRelativeKeys)) {
+    const at::Tensor &keys = inputs[kRelativeKeys], &values = inputs[kRelativeValues];
     const std::int64_t R = keys.size(1);
     TORCH_CHECK_VALUE((keys.size(0) == 1 || keys.size(0) == H) && R > 0 && keys.size(2) == D,
                       "birkhoff: relative_keys must be [", H, " or 1, R, ", D, "], R above 0, not ",
@@ -175,15 +176,15 @@ void check_sizes_of_inputs(at::TensorList inputs, bool causal, bool square) {
                       "birkhoff: relative_values must be like relative_keys, which are ",
                       keys.sizes(), ", not ", values.sizes());
   }
-  TORCH_CHECK_VALUE(is_none(sink) || sink.size(0) == H, "birkhoff: sink must be [", H, "], not ",
-                    sink.sizes());
+  TORCH_CHECK_VALUE(!has(inputs, kSink) || inputs[kSink].size(0) == H, "birkhoff: sink must be [",
+                    H, "], not ", inputs[kSink].sizes());
 }
 
 void check_options(at::TensorList inputs, const AttentionInBlocks& call) {
   check_inputs(inputs, /*may_have_weights=*/true);
   check_window(call.block, call.look_back, call.look_ahead, call.causal);
   TORCH_CHECK_VALUE(
-      combine_named(call.combine) != Combine::kAddLogits || is_none(inputs[kRelativeKeys]),
+      combine_named(call.combine) != Combine::kAddLogits || !has(inputs, kRelativeKeys),
       "birkhoff: combine 'add_logits' has no relative positions");
   check_dropout(call.dropout, call.seed, inputs[kQueries]);
   check_mask_types(inputs[kQueries], call.key_lengths, call.segments);

@@ -46,11 +46,12 @@ class Call {
         look_back_(std::min(call.look_back, blocks_.num_blocks() - 1)),
         look_ahead_(std::min(call.look_ahead, blocks_.num_blocks() - 1)),
         causal_(call.causal),
+        sorts_(inputs.size() > kWeights),
         combine_(combine_named(call.combine)),
         dropout_(static_cast<float>(call.dropout)),
         noise_(noise_of(call.dropout, call.seed, inputs[kQueries])) {
     const at::Tensor& q = inputs[kQueries];
-    if (inputs.size() > kWeights) {
+    if (sorts_) {
       const std::int64_t N = blocks_.num_blocks();
       const std::vector<std::int64_t> sizes{q.size(0), inputs[kKeys].size(1), N, N};
       TORCH_CHECK_VALUE(inputs[kWeights].sizes() == sizes,
@@ -60,10 +61,11 @@ class Call {
   }
 
   const Blocks& blocks() const { return blocks_; }
+  bool is_local() const { return !sorts_; }
 
   // Differentiable in the inputs.
   BlockAttention attention(at::TensorList inputs) const {
-    BlockAttention attention = inputs.size() > kWeights ? sorted(inputs) : local(inputs);
+    BlockAttention attention = sorts_ ? sorted(inputs) : local(inputs);
     const GivenTerms terms = terms_of(inputs, causal_);
     attention.relative = terms.relative;
     attention.sink_H = terms.sink_H;
@@ -104,7 +106,7 @@ class Call {
 
   Blocks blocks_;
   std::int64_t look_back_, look_ahead_;
-  bool causal_;
+  bool causal_, sorts_;
   Combine combine_;
   float dropout_;
   std::optional<NoiseKey> noise_;
@@ -197,6 +199,30 @@ Tensors AttentionInBlocks::backward(at::TensorList gradients, at::TensorList inp
                       {"softmax",
                        at::toOpMathType(q.scalar_type()),
                        {2, q.size(0), q.size(1), blocks.num_blocks(), blocks.block()}}});
+  const auto backward = [&](const BlockAttention& attention) {
+    const c10::AutoGradMode without_gradients(false);
+    return fused_backward(attention, {blocks.to_blocks(saved[0], 2), saved[1]},
+                          blocks.to_blocks(gradients[0], 2));
+  };
+  // Local attention only splits its inputs into blocks: autograd would cost more than the kernel.
+  if (call.is_local()) {
+    if (const BlockAttention attention = call.attention(inputs); has_two_passes(attention)) {
+      const Tensors made = backward(attention);  // of the inputs that there are
+      Tensors results;
+      auto gradient = made.cbegin();
+      for (std::size_t i = 0; i < inputs.size(); ++i) {
+        const at::Tensor& x = inputs[i];
+        if (is_none(x)) {
+          results.push_back(no_gradient(x));
+        } else {
+          results.push_back(
+              laid_out_as(x, i <= kValues ? blocks.from_blocks(*gradient, 2) : *gradient));
+          ++gradient;
+        }
+      }
+      return results;
+    }
+  }
   return differentiate(
       [&](const Tensors& x) -> Differentiated {
         const BlockAttention attention = call.attention(x);
@@ -212,11 +238,9 @@ Tensors AttentionInBlocks::backward(at::TensorList gradients, at::TensorList inp
         }
         values.insert(values.end(), biases.begin(), biases.end());
         for (const std::size_t term : {kRelativeKeys, kRelativeValues, kSink}) {
-          if (!is_none(x[term])) values.push_back(x[term]);
+          if (has(x, term)) values.push_back(x[term]);
         }
-        const c10::AutoGradMode without_gradients(false);
-        return {values, fused_backward(attention, {blocks.to_blocks(saved[0], 2), saved[1]},
-                                       blocks.to_blocks(gradients[0], 2))};
+        return {values, backward(attention)};
       },
       inputs);
 }

@@ -22,7 +22,7 @@ using OptionalTensor = std::optional<at::Tensor>;
 using Tensors = std::vector<at::Tensor>;
 
 // The inputs of an operator that have gradients, in this order. An input that a call does not have
-// is a tensor of sizes [0].
+// is a tensor of sizes [0]; if nothing follows v, the list ends there.
 enum Input : std::size_t {
   kQueries,
   kKeys,
@@ -35,6 +35,9 @@ enum Input : std::size_t {
   kWeights,
 };
 inline bool is_none(const at::Tensor& x) { return x.dim() == 1 && x.sym_size(0) == 0; }
+inline bool has(at::TensorList inputs, std::size_t which) {
+  return which < inputs.size() && !is_none(inputs[which]);
+}
 
 // ---- Operators with a gradient, which dispatch.h registers. Their members are the options. The
 // backward pass gets the gradients of the first kOutputs results, the inputs, and the results from
@@ -43,8 +46,8 @@ inline bool is_none(const at::Tensor& x) { return x.dim() == 1 && x.sym_size(0) 
 // As the block size: the whole sequence is one block, however long it is.
 constexpr std::int64_t kWholeSequence = 0;
 
-// Attention of queries to the keys of their own block; if causal, up to the query itself. `inputs`
-// end with the sinks or, for sorted attention, with the block weights.
+// Attention of queries to the keys of their own block; if causal, up to the query itself. For
+// sorted attention `inputs` end with the block weights.
 // - Without weights: queries also see `look_back` blocks before their own and `look_ahead` blocks
 //   after it; if causal, look_ahead is 0.
 // - With weights: queries also see the sorted block (sorted_blocks.h); look_back and look_ahead are

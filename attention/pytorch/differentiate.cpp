@@ -21,12 +21,18 @@ Tensors differentiate(const std::function<Differentiated(const Tensors&)>& run,
                             /*create_graph=*/false, /*allow_unused=*/true);
   for (std::size_t i = 0; i < inputs.size(); ++i) {
     gradients[i] =
-        gradients[i].defined() ? laid_out_as(inputs[i], gradients[i]) : at::zeros_like(inputs[i]);
+        gradients[i].defined() ? laid_out_as(inputs[i], gradients[i]) : no_gradient(inputs[i]);
   }
   return gradients;
 }
 
+at::Tensor no_gradient(const at::Tensor& input) {
+  return is_none(input) ? at::empty_like(input) : at::zeros_like(input);
+}
+
 at::Tensor laid_out_as(const at::Tensor& model, const at::Tensor& x) {
+  // What at::empty_like would find, without its cost.
+  if (x.strides() == model.strides() && model.is_non_overlapping_and_dense()) return x;
   const at::Tensor result = at::empty_like(model);
   return result.strides() == x.strides() ? x : result.copy_(x);
 }
@@ -50,9 +56,7 @@ std::optional<NoiseKey> noise_of(double dropout, const std::optional<at::Tensor>
 }
 
 GivenTerms terms_of(at::TensorList inputs, bool causal) {
-  const auto term = [&](Input which) {
-    return is_none(inputs[which]) ? at::Tensor() : inputs[which];
-  };
+  const auto term = [&](Input which) { return has(inputs, which) ? inputs[which] : at::Tensor(); };
   GivenTerms terms{
       .relative = {.keys_HRD = term(kRelativeKeys), .values_HRD = term(kRelativeValues)},
       .sink_H = term(kSink)};

@@ -26,6 +26,9 @@ struct Differentiated {
 Tensors differentiate(const std::function<Differentiated(const Tensors&)>& run,
                       at::TensorList inputs);
 
+// The gradient of an input that a call does not read: zeros.
+at::Tensor no_gradient(const at::Tensor& input);
+
 // Returns x in the layout that autograd, compiled graphs and the kernel's meta function all expect.
 at::Tensor laid_out_as(const at::Tensor& model, const at::Tensor& x);
 

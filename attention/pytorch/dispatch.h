@@ -83,6 +83,8 @@ struct WithGradient : torch::autograd::Function<WithGradient<Op, Options...>> {
     context->saved_data["inputs"] = static_cast<std::int64_t>(inputs.size());
     context->saved_data["options"] = c10::ivalue::Tuple::create(std::move(values));
     context->mark_non_differentiable({results.begin() + Op::kOutputs, results.end()});
+    // With one output, zeros for gradients that do not exist would not be read.
+    if (Op::kOutputs == 1) context->set_materialize_grads(false);
     return results;
   }
 
@@ -92,6 +94,8 @@ struct WithGradient : torch::autograd::Function<WithGradient<Op, Options...>> {
             std::string(Op::kName) + "_backward");
     const Tensors tensors = context->get_saved_variables();
     const auto num_inputs = static_cast<std::size_t>(context->saved_data["inputs"].toInt());
+    constexpr std::size_t kNumOptions = sizeof...(Options);
+    if (Op::kOutputs == 1 && !gradients[0].defined()) return Tensors(num_inputs + kNumOptions);
     const std::vector<c10::IValue> values =
         context->saved_data["options"].toTupleRef().elements().vec();
     auto tensor = tensors.cbegin() + static_cast<std::ptrdiff_t>(num_inputs);
@@ -105,7 +109,7 @@ struct WithGradient : torch::autograd::Function<WithGradient<Op, Options...>> {
                          Tensors(tensor, tensors.cend()), each...);
         },
         options);
-    result.resize(num_inputs + sizeof...(Options));  // none for options
+    result.resize(num_inputs + kNumOptions);  // none for options
     return result;
   }
 
@@ -166,7 +170,7 @@ inline at::Tensor or_none(const char* name, const OptionalTensor& x, const at::T
   return *x;
 }
 
-// The inputs q, k, v and the terms of their logits.
+// The inputs q, k, v and the terms of their logits, which block weights may follow.
 inline std::vector<at::Tensor> with_terms(const at::Tensor& q, const at::Tensor& k,
                                           const at::Tensor& v, const OptionalTensor& relative_keys,
                                           const OptionalTensor& relative_values,
@@ -177,6 +181,15 @@ inline std::vector<at::Tensor> with_terms(const at::Tensor& q, const at::Tensor&
           or_none("relative_keys", relative_keys, q),
           or_none("relative_values", relative_values, q),
           or_none("sink", sink, q)};
+}
+// The same, without terms if there are none: a call costs the host less.
+inline std::vector<at::Tensor> with_given_terms(const at::Tensor& q, const at::Tensor& k,
+                                                const at::Tensor& v,
+                                                const OptionalTensor& relative_keys,
+                                                const OptionalTensor& relative_values,
+                                                const OptionalTensor& sink) {
+  if (!relative_keys && !relative_values && !sink) return {q, k, v};
+  return with_terms(q, k, v, relative_keys, relative_values, sink);
 }
 
 }  // namespace birkhoff::ops

@@ -134,8 +134,7 @@ GatheredAttention listed(const AttentionToListedBlocks& call, at::TensorList inp
 
 void check_choice(const at::Tensor& q, const at::Tensor& k, std::int64_t block, std::int64_t count,
                   const OptionalTensor& key_lengths, const OptionalTensor& segments) {
-  const at::Tensor none = at::empty({0}, q.options());
-  check_inputs({q, k, k, none, none, none}, /*may_have_weights=*/false);
+  check_inputs({q, k, k}, /*may_have_weights=*/false);
   check_block(block);
   check_between("count", count, 0, kMaxBlockTokens);
   check_mask_types(q, key_lengths, segments);
@@ -203,8 +202,7 @@ at::Tensor chosen_blocks(const at::Tensor& q, const at::Tensor& k, std::int64_t 
                          const OptionalTensor& segments) {
   const c10::OptionalDeviceGuard guard(q.device());
   check_choice(q, k, block, count, key_lengths, segments);
-  const at::Tensor none = at::empty({0}, q.options());
-  check_sizes_of_inputs({q, k, k, none, none, none}, causal);
+  check_sizes_of_inputs({q, k, k}, causal);
   const BlockTopK choice{.q_BHLD = group_means(q, k.size(1)),
                          .k_BHLD = k,
                          .documents = documents_of(q, key_lengths, segments),

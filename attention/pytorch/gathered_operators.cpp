@@ -39,8 +39,8 @@ Three user_routing(const Tensor& q, const OptionalTensor& k, const Tensor& v,
                    const OptionalTensor& segments, const OptionalTensor& relative_keys,
                    const OptionalTensor& relative_values, const OptionalTensor& sink) {
   const Tensors results = ClusterOperator::call(
-      with_terms(q, or_none("k", k, q), v, relative_keys, relative_values, sink), centroids, window,
-      selection, overlap, logit_scale, key_lengths, segments);
+      with_given_terms(q, or_none("k", k, q), v, relative_keys, relative_values, sink), centroids,
+      window, selection, overlap, logit_scale, key_lengths, segments);
   return {results[0], results[1], results[2]};
 }
 
@@ -48,8 +48,8 @@ Tensor user_listed(const Tensor& q, const Tensor& k, const Tensor& v, const Tens
                    std::int64_t block, bool causal, const OptionalTensor& key_lengths,
                    const OptionalTensor& segments, const OptionalTensor& relative_keys,
                    const OptionalTensor& relative_values, const OptionalTensor& sink) {
-  return ListedOperator::call(with_terms(q, k, v, relative_keys, relative_values, sink), chosen,
-                              block, causal, key_lengths, segments)[0];
+  return ListedOperator::call(with_given_terms(q, k, v, relative_keys, relative_values, sink),
+                              chosen, block, causal, key_lengths, segments)[0];
 }
 
 }  // namespace

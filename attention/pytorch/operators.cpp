@@ -56,7 +56,7 @@ Tensor user_block_local(const Tensor& q, const Tensor& k, const Tensor& v, std::
                         const OptionalTensor& relative_keys, const OptionalTensor& relative_values,
                         const OptionalTensor& sink) {
   check_block(block);
-  return BlockOperator::call(with_terms(q, k, v, relative_keys, relative_values, sink), block,
+  return BlockOperator::call(with_given_terms(q, k, v, relative_keys, relative_values, sink), block,
                              look_back, look_ahead, causal, "concat", dropout, seed, key_lengths,
                              segments)[0];
 }
@@ -133,8 +133,8 @@ Tensor user_sparse_transformer(const Tensor& q, const Tensor& k, const Tensor& v
                                const OptionalTensor& key_lengths, const OptionalTensor& segments,
                                const OptionalTensor& relative_keys,
                                const OptionalTensor& relative_values, const OptionalTensor& sink) {
-  return PatternOperator::call(with_terms(q, k, v, relative_keys, relative_values, sink), stride,
-                               summary, pattern, part, causal, key_lengths, segments)[0];
+  return PatternOperator::call(with_given_terms(q, k, v, relative_keys, relative_values, sink),
+                               stride, summary, pattern, part, causal, key_lengths, segments)[0];
 }
 
 // Whether the CPU kernels can compute dense attention of these tensors.
@@ -152,7 +152,8 @@ Tensor user_dense(const Tensor& q, const Tensor& k, const Tensor& v, bool causal
                   const OptionalTensor& seed, const OptionalTensor& key_lengths,
                   const OptionalTensor& segments, const OptionalTensor& relative_keys,
                   const OptionalTensor& relative_values, const OptionalTensor& sink) {
-  const std::vector<Tensor> inputs = with_terms(q, k, v, relative_keys, relative_values, sink);
+  const std::vector<Tensor> inputs =
+      with_given_terms(q, k, v, relative_keys, relative_values, sink);
   check_options(inputs, {.causal = causal,
                          .dropout = dropout,
                          .seed = seed,

@@ -29,11 +29,10 @@ void check(const AttentionInPattern& call, at::TensorList inputs) {
 
 void check(const AttentionToSharedBlocks& call, at::TensorList inputs) {
   check_inputs(inputs, /*may_have_weights=*/true);
-  TORCH_CHECK_VALUE(inputs.size() > kWeights && !is_none(inputs[kWeights]),
-                    "birkhoff: block weights are missing");
+  TORCH_CHECK_VALUE(has(inputs, kWeights), "birkhoff: block weights are missing");
   check_block(call.block);
   TORCH_CHECK_VALUE(
-      call.local || is_none(inputs[kRelativeKeys]),
+      call.local || !has(inputs, kRelativeKeys),
       "birkhoff: sorted blocks have no relative positions; give them with local=True");
   check_dropout(call.dropout, call.seed, inputs[kQueries]);
   check_integers("key_lengths", call.key_lengths, inputs[kQueries]);
