@@ -311,8 +311,9 @@ TEST(AttentionPaths, ReasonsOnAGpu) {
        {"sinkhorn { block: 64 causal_balance: cumulative iterations: 21 }",
         {},
         {"balance " + reference + "there are 21 iterations, more than 20"}},
-       {"sinkhorn { block: 64 top_m: 2 }",
-        {},
+       {"sinkhorn { block: 64 top_m: 2 }", {}, {}},
+       {"sinkhorn { block: 16 top_m: 2 }",
+        {"data.sequence_length=1040"},
         {"mixing of few sources takes a slower kernel, because those of GPUs multiply every block, "
          "most of them by 0"}}});
   expect_lines("classification { classes: 2 }",

@@ -82,7 +82,22 @@ struct ClusterCountsParams {
   std::int32_t* counts;  // [B, H, kNumClusterFigures]
 };
 
+// ClusterDraw (cluster_seeds.h).
+struct ClusterSeedsParams {
+  ClusterShape shape;
+  RowsParams unit;
+  const std::int32_t* documents;  // as in ClusterRowsParams
+  bool shared_documents;
+  std::uint64_t seed;
+  const std::int64_t* step;
+  std::uint32_t layer, purpose;
+  const std::int64_t* sample_ids;  // [B]
+  std::int64_t global_batch, first_head;
+  float* seeds;  // [H, K, D]
+};
+
 // Asynchronous on `stream`.
+void launch_cluster_seeds(const ClusterSeedsParams& params, CUstream_st* stream);
 void launch_cluster_counts(const ClusterCountsParams& params, CUstream_st* stream);
 void launch_cluster_rows(const ClusterRowsParams& params, CUstream_st* stream);
 void launch_cluster_gradients(const ClusterGradientParams& params, CUstream_st* stream);

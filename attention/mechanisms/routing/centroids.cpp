@@ -4,7 +4,7 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
-#include "cluster/base/error.h"
+#include "attention/kernels/clusters/cluster_seeds.h"
 
 namespace birkhoff {
 namespace {
@@ -115,32 +115,9 @@ std::string Centroids::describe(const at::Tensor& value_HKV) {
 }
 
 at::Tensor Centroids::new_seeds(const ClusterProblem& problem, const ClusteredRows& rows,
-                                const NoiseKey& noise) const {
-  const std::int64_t H = value_HKV_.size(0), K = value_HKV_.size(1), B = rows.unit_BHLD.size(0),
-                     G = noise.global_batch;
-  const at::TensorOptions options = problem.centroids_HKD.options();
-  if (G == 0) return at::zeros({H, K, head_dim_}, options);
-  // One draw for the whole batch. The ids of its samples follow each other, so that exactly one has
-  // each remainder.
-  NoiseKey of_step = noise;
-  of_step.sample_ids_B = at::zeros({1}, noise.sample_ids_B.options());
-  const at::Tensor draw_HK2 =
-      philox_uniform(of_step, NoisePurpose::kReseed, {all_heads_, K, 2})[0].narrow(0, first_head_,
-                                                                                   H);
-  const auto choose = [](const at::Tensor& uniform, const auto& count) {
-    return (uniform * count).ceil().to(at::kLong).sub(1);
-  };
-  const at::Tensor chosen_HK = choose(draw_HK2.select(2, 0), G).clamp(0, G - 1);
-  const at::Tensor is_chosen_BHK =
-      noise.sample_ids_B.remainder(G).view({B, 1, 1}) == chosen_HK.unsqueeze(0);
-  const at::Tensor num_rows_B11 = (problem.documents.number_BL >= 0).sum(1).view({-1, 1, 1});
-  const at::Tensor row_BHK =
-      choose(draw_HK2.select(2, 1).unsqueeze(0), num_rows_B11).clamp_min(0).expand({B, H, K});
-  const at::Tensor row_BHKD = rows.unit_BHLD.detach()
-                                  .gather(2, row_BHK.unsqueeze(3).expand({B, H, K, head_dim_}))
-                                  .to(options.dtype()) /
-                              problem.length;
-  return (row_BHKD * is_chosen_BHK.unsqueeze(3)).sum(0);
+                                const NoiseKey& noise, Path limit) const {
+  if (noise.global_batch == 0) return at::zeros_like(problem.centroids_HKD);
+  return draw_rows({problem, rows, noise, first_head_, all_heads_}, limit);
 }
 
 }  // namespace birkhoff

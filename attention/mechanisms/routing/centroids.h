@@ -54,7 +54,7 @@ class Centroids {
 
   // The unit vectors of the rows that reseeding would take, if they are in this batch; else zeros.
   at::Tensor new_seeds(const ClusterProblem& problem, const ClusteredRows& rows,
-                       const NoiseKey& noise) const;
+                       const NoiseKey& noise, Path limit) const;
 
  private:
   std::int64_t head_dim_, first_head_, all_heads_;  // heads of all ranks of the tensor axis

@@ -155,7 +155,7 @@ AttentionOutput RoutingAttention::attend(const AttentionInput& in, Path limit) c
     output.sums.emplace_back("queries", (exists_BL.sum() * shape_.heads).to(mass.scalar_type()));
   }
   if (in.noise) {
-    const at::Tensor seeds = centroids_.new_seeds(tokens.of_k, tokens.k, *in.noise);
+    const at::Tensor seeds = centroids_.new_seeds(tokens.of_k, tokens.k, *in.noise, limit);
     output.sums.emplace_back(Centroids::kName, at::cat({tokens.sums(limit), seeds}, 2));
   }
   return output;

@@ -4,6 +4,7 @@
 #define launch_cluster_rows emulate_launch_cluster_rows
 #define launch_cluster_gradients emulate_launch_cluster_gradients
 #define launch_cluster_sums emulate_launch_cluster_sums
+#define launch_cluster_seeds emulate_launch_cluster_seeds
 #define launch_cluster_counts emulate_launch_cluster_counts
 #define launch_block_choice emulate_launch_block_choice
 #include "attention/kernels/block_top_k/gpu_top_k.cu"
@@ -23,6 +24,9 @@ void emulate_cluster_gradients(const ClusterGradientParams& params) {
 }
 void emulate_cluster_sums(const ClusterSumsParams& params) {
   emulate_launch_cluster_sums(params, nullptr);
+}
+void emulate_cluster_seeds(const ClusterSeedsParams& params) {
+  emulate_launch_cluster_seeds(params, nullptr);
 }
 void emulate_cluster_counts(const ClusterCountsParams& params) {
   emulate_launch_cluster_counts(params, nullptr);

@@ -9,6 +9,7 @@ namespace birkhoff {
 void emulate_cluster_rows(const ClusterRowsParams& params);
 void emulate_cluster_gradients(const ClusterGradientParams& params);
 void emulate_cluster_sums(const ClusterSumsParams& params);
+void emulate_cluster_seeds(const ClusterSeedsParams& params);
 void emulate_cluster_counts(const ClusterCountsParams& params);
 void emulate_block_choice(const BlockTopKParams& params);
 

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "attention/kernels/clusters/cluster_figures.h"
+#include "attention/kernels/clusters/cluster_seeds.h"
 #include "attention/kernels/clusters/gpu_arguments.h"
 #include "tests/attention/kernels/clusters/clusters_emulated.h"
 #include "tests/attention/kernels/clusters/clusters_problem.h"
@@ -116,6 +117,33 @@ TEST(ClustersKernel, CountsAreThoseOfTheDefinition) {
       EXPECT_TRUE(at::equal(of_heads.sum(0).to(at::kFloat), expected)) << K << " " << L;
     }
   }
+}
+
+// Each rank of the tensor axis draws for its heads, and each data rank finds its samples' rows.
+TEST(ClustersKernel, SeedsAreThoseOfTheDefinition) {
+  int found = 0, missing = 0;
+  for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
+    for (const std::int64_t first_head : {0, 3}) {
+      for (const std::int64_t first_sample : {0, 17}) {
+        const ClusterProblem problem = cluster_problem({2, 3, 45, 70, 33, 0, true, true}, dtype);
+        const ClusteredRows rows = cluster_rows(problem, Path::kReference);
+        const NoiseKey noise{.seed = 5,
+                             .step = at::tensor({std::int64_t{8}}),
+                             .layer = 2,
+                             .sample_ids_B = at::arange(first_sample, first_sample + 2),
+                             .global_batch = 5};
+        const ClusterDraw draw{problem, rows, noise, first_head, 6};
+        const at::Tensor expected = draw_rows(draw, Path::kReference),
+                         seeds = at::full_like(expected, NAN);
+        emulate_cluster_seeds(cluster_seeds_params(draw, seeds));
+        expect_same_bits(seeds, expected, "seeds");
+        found += expected.ne(0).any(2).sum().item<int>();
+        missing += expected.eq(0).all(2).sum().item<int>();
+      }
+    }
+  }
+  EXPECT_GT(found, 100);
+  EXPECT_GT(missing, 100);
 }
 
 // Without a window no scores are stored, and all clusters are visited at once.
