@@ -10,6 +10,7 @@ all attention of the model, trained and decoded by the program alone: greedy, in
 time of many lines less the time of few.
 
     python tests/bench/translation_speed.py
+    python tests/bench/translation_speed.py --only normalizers    # needs no PyTorch
 """
 
 import argparse
@@ -254,10 +255,12 @@ def main():
     parser.add_argument("--decoded", type=int, default=16, help="batches to decode")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=5)
+    tables = {"training": compare_training, "normalizers": compare_normalizers}
+    parser.add_argument("--only", choices=tables, nargs="+", default=list(tables))
     a = parser.parse_args()
     print(runs.title() + "\n")
-    compare_training(a)
-    compare_normalizers(a)
+    for table in a.only:
+        tables[table](a)
 
 
 if __name__ == "__main__":

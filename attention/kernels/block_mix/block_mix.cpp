@@ -13,6 +13,7 @@
 #include <type_traits>
 
 #include "attention/kernels/block_mix/cpu_mix.h"
+#include "attention/kernels/block_mix/gpu_body.h"
 #include "attention/kernels/block_mix/gpu_mix.h"
 #include "attention/kernels/block_mix/mix_autograd.h"
 #include "attention/kernels/common/cpu_dtype.h"
@@ -225,6 +226,12 @@ struct MixLowerBlocks : torch::autograd::Function<MixLowerBlocks> {
 at::Tensor mix_blocks(const at::Tensor& weights_BHUN, const at::Tensor& x_BHNbD) {
   return at::matmul(weights_BHUN.to(x_BHNbD.scalar_type()), x_BHNbD.flatten(3))
       .unflatten(3, {x_BHNbD.size(3), x_BHNbD.size(4)});
+}
+
+bool few_sources_would_save(const std::vector<at::Tensor>& x_BHNbD) {
+  const at::Tensor& x = x_BHNbD.at(0);
+  return kernel_device(x) == KernelDevice::kGpu &&
+         (x.size(2) > BlockMixShape::kFewBlocks || !why_not_gpu_kernels(x_BHNbD).empty());
 }
 
 bool leaves_padding_out(const std::vector<at::Tensor>& x_BHNbD, Path limit) {

@@ -46,6 +46,10 @@ BlockMixes mix_lower_blocks(const at::Tensor& weights_BHNN, const std::vector<at
                             std::int64_t diagonal, Path limit, const at::Tensor& rounded = {},
                             const MixPadding& padding = {});
 
+// Whether a GPU would be faster if it read only few sources of each block. Its kernels read every
+// block once, and memory limits them up to a number of blocks (docs/benchmarks/gpu.md).
+bool few_sources_would_save(const std::vector<at::Tensor>& x_BHNbD);
+
 // Whether mix_lower_blocks() takes padding of these x with paths up to `limit`.
 bool leaves_padding_out(const std::vector<at::Tensor>& x_BHNbD, Path limit);
 

@@ -110,9 +110,9 @@ using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
 struct MixOnGpu : torch::autograd::Function<MixOnGpu> {
-  // Reads the rounded weights of `operands`; the unrounded ones get the gradient. Returns each y,
-  // then each x for its other consumers.
-  static variable_list forward(AutogradContext* context, const at::Tensor& /*weights_SBHNN*/,
+  // Reads the rounded weights of `operands`; the unrounded ones, S tensors, get the gradient.
+  // Returns each y, then each x for its other consumers.
+  static variable_list forward(AutogradContext* context, at::TensorList /*weights_BHNN*/,
                                at::TensorList x_BHNbD, MixOperands operands) {
     operands.x_BHNbD = each_of(x_BHNbD, with_aligned_rows);
     const variable_list& x = operands.x_BHNbD;
@@ -139,7 +139,8 @@ struct MixOnGpu : torch::autograd::Function<MixOnGpu> {
     const at::Tensor d_weights = new_block_mix_d_weights(operands);
     const BlockMixParams params = block_mix_params(operands, d_y, others, d_x, d_weights);
     if constexpr (kHasGpuKernels) launch_block_mix_backward(params, current_stream(x[0]));
-    return mix_gradients({d_weights.size(1) == 1 ? d_weights.select(1, 0) : d_weights.sum(1)}, d_x);
+    const at::Tensor d_sets = d_weights.size(1) == 1 ? d_weights.select(1, 0) : d_weights.sum(1);
+    return mix_gradients(d_sets.unbind(0), d_x);
   }
 };
 
@@ -148,25 +149,25 @@ struct MixOnGpu : torch::autograd::Function<MixOnGpu> {
 BlockMixes mix_on_gpu(const at::Tensor& weights_BHNN, const std::vector<at::Tensor>& x_BHNbD,
                       std::int64_t diagonal, const at::Tensor& rounded, const MixPadding& padding) {
   const at::Tensor& x = x_BHNbD[0];
-  const auto sets_of = [&](const at::Tensor& first, const at::Tensor& second) {
-    const auto of_heads = [&](const at::Tensor& w) {
-      return w.expand({x.size(0), x.size(1), -1, -1});
-    };
-    return second.defined() ? at::stack({of_heads(first), of_heads(second)})
-                            : of_heads(first).unsqueeze(0);
+  const auto of_heads = [&](const at::Tensor& w) {
+    return w.expand({x.size(0), x.size(1), -1, -1});
   };
   const auto round = [&](const at::Tensor& w) {
-    return w.defined() ? block_mix_weights(w.detach(), x.scalar_type()) : w;
+    return of_heads(block_mix_weights(w.detach(), x.scalar_type()));
   };
-  const MixOperands operands{
-      .weights =
-          sets_of(rounded.defined() ? rounded : round(weights_BHNN), round(padding.weights_BHNN)),
-      .lengths_B = padding.lengths_B.defined() ? padding.lengths_B.expand({x.size(0)}).contiguous()
-                                               : at::Tensor(),
-      .x_BHNbD = {},
-      .diagonal = diagonal};
-  return mixes_of(MixOnGpu::apply(sets_of(weights_BHNN, padding.weights_BHNN),
-                                  at::TensorList(x_BHNbD), operands));
+  variable_list weights{of_heads(weights_BHNN)},
+      sets{rounded.defined() ? of_heads(rounded) : round(weights_BHNN)};
+  if (padding.weights_BHNN.defined()) {
+    weights.push_back(of_heads(padding.weights_BHNN));
+    sets.push_back(round(padding.weights_BHNN));
+  }
+  const MixOperands operands{.weights = sets.size() == 1 ? sets[0].unsqueeze(0) : at::stack(sets),
+                             .lengths_B = padding.lengths_B.defined()
+                                              ? padding.lengths_B.expand({x.size(0)}).contiguous()
+                                              : at::Tensor(),
+                             .x_BHNbD = {},
+                             .diagonal = diagonal};
+  return mixes_of(MixOnGpu::apply(at::TensorList(weights), at::TensorList(x_BHNbD), operands));
 }
 
 }  // namespace birkhoff

@@ -8,9 +8,9 @@
 //
 // choose: a block of 128 threads owns 64 queries of a head (32 if D and C are large) and passes
 //   over the blocks of keys in tiles of 32, if causal up to its last query's own. Tensor cores
-//   multiply (clusters/gpu_scores.cuh), as exactly as in fp32; then a lane for each query inserts
-//   the tile's products into its sorted list. Only lists and one tile of products exist, in shared
-//   memory: a tile of vectors, the products and the lists, up to 80 KiB.
+//   multiply (clusters/gpu_scores.cuh), nearly as exactly as in fp32; then a lane for each query
+//   inserts the tile's products into its sorted list. Only lists and one tile of products exist,
+//   in shared memory: a tile of vectors, the products and the lists, up to 80 KiB.
 //
 // Blocks come in ascending order, and a query has one owner: no atomics, the same bits each
 // time.
@@ -46,9 +46,10 @@ struct BestBlocks {
   }
 };
 
-constexpr int kFewThreads = 64;                // if more need more shared memory than
-constexpr std::size_t kMostBytes = 80 * 1024;  // leaves room for two blocks
-constexpr int kProductPitch = kWarpRows + 4;   // lanes write products to different banks
+// A block has fewer threads if it would need more shared memory; H100 has room for two of these.
+constexpr int kFewThreads = 64;
+constexpr std::size_t kMostBytes = 80 * 1024;
+constexpr int kProductPitch = kWarpRows + 4;  // lanes write products to different banks
 
 // Shared memory: a tile of mean keys, then each warp's products with it, then the lists.
 std::size_t choice_bytes(int head_dim, int chosen, int threads) {

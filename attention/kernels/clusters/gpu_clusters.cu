@@ -7,8 +7,8 @@
 //   nearest_nc = the W rows of document n with the largest s_rc, in ascending order,
 //   d_x: cluster_gradients.h,  sums_cd = sum_br [c(r) = c] u_rd, and the number of these rows
 //
-// Scores are as exact as in fp32. NaN is the smallest score for c(r) and the largest for nearest,
-// as on the CPU.
+// Scores are nearly as exact as in fp32. NaN is the smallest score for c(r) and the largest for
+// nearest, as on the CPU.
 //
 // scores: a block of 128 threads owns 64 rows of a head and passes over a range of clusters in
 //   tiles of 32, on tensor cores (gpu_scores.cuh); it keeps the best so far. With nearest rows the

@@ -1,10 +1,10 @@
 // Counts of rows and clusters for metrics (cluster_figures.h), and rows that may become centroids
 // (cluster_seeds.h).
 //
-// counts: a block of 256 threads owns a head
-// of a sample. Each of its warps counts the rows of each cluster in every eighth run of 32 rows, in
-// shared memory: of the lanes whose rows are in one cluster, the first adds their number. Then each
-// thread adds up clusters and compared rows, and the threads are added up. Integers, no atomics.
+// counts: a block of 256 threads owns a head of a sample. Each of its warps counts the rows of
+//   each cluster in every eighth run of 32 rows, in shared memory: of the lanes whose rows are in
+//   one cluster, the first adds their number. Then each thread adds up clusters and compared rows,
+//   and the threads are added up. Integers, no atomics.
 // seeds: a warp owns a cluster of a head. It draws a sample and a row from the noise, and copies
 //   the row if the sample is here.
 #include "attention/kernels/clusters/gpu_params.h"

@@ -6,7 +6,7 @@
 // rows as many as hold their elements, one in bf16. Tensor cores may sum columns in any order; in
 // tiles 2 j and 2 j + 1 the lanes of a row have the columns 32 j + 8 (lane % 4) and the next seven,
 // which they load together. All rows take the same steps, so equal rows, and equal vectors, have
-// equal products.
+// equal products. An infinite element makes its products NaN.
 #pragma once
 
 #include <cstddef>
@@ -96,7 +96,7 @@ __device__ inline SplitTile split_tile(const float (&runs)[2][kTeamColumns], int
   return tile;
 }
 
-// kVectors vectors in shared memory, at its begin: for each group of columns, for each half of the
+// kVectors vectors in shared memory, at its start: for each group of columns, for each half of the
 // vectors, two tiles.
 struct VectorTile {
   int head_dim;

@@ -81,13 +81,9 @@ BlockMixes mix(const SortedBlocks& sorted, const MixPadding& padding,
                const std::vector<at::Tensor>& x_BHNbD, Path limit) {
   const at::Tensor& sources = sorted.sources_BHNm;
   if (sources.defined() && limit == Path::kFused) {
-    if (kernel_device(x_BHNbD.front()) == KernelDevice::kGpu) {
-      // Memory limits the mixing of at most 64 blocks, each of which is read once: few sources
-      // would save nothing.
-      if (x_BHNbD.front().size(2) > 64) {
-        take_path("mixing of few sources",
-                  {Path::kFused, "those of GPUs multiply every block, most of them by 0"});
-      }
+    if (few_sources_would_save(x_BHNbD)) {
+      take_path("mixing of few sources",
+                {Path::kFused, "those of GPUs multiply every block, most of them by 0"});
     } else if (prefers_listed_mix(x_BHNbD.front(), sources.size(3)) &&
                take_path("block mixing", {Path::kFused}) == Path::kFused) {
       return mix_listed_blocks(sorted.weights_BHNN.gather(3, sources), sources, x_BHNbD);

@@ -32,7 +32,7 @@ Blocks::Blocks(const at::Tensor& q_BHLD, const TokenMasks& masks, std::int64_t b
   // Causal queries never see later tokens, so missing tokens need no mask there.
   if (masks.key_lengths_B.defined() || (!causal && padded > num_tokens_)) {
     const auto options = q_BHLD.options().dtype(at::kLong);
-    lengths_B_ = masks.key_lengths_B.defined() ? masks.key_lengths_B.clamp_max(num_tokens_)
+    lengths_B_ = masks.key_lengths_B.defined() ? masks.key_lengths_B.clamp(0, num_tokens_)
                                                : at::full({1}, num_tokens_, options);
     valid_BNb_ =
         (at::arange(padded, options) < lengths_B_.unsqueeze(1)).unflatten(1, {num_blocks_, block});

@@ -15,7 +15,8 @@
 // - top_m keeps the largest weights of a finished row; among equal weights, the earlier blocks'.
 //   All other weights become 0 and the row is not renormalized. AttentionOutput::sums reports them:
 //   "block_weight_dropped" of "block_weight", summed over samples, heads and destinations.
-// - Padding: keys, values and features of padding are 0. Where only a share w < 1 of a sorted key's
+// - Padding: keys, values and features of padding count as 0 in sorted blocks, and its own keys are
+//   masked. Where only a share w < 1 of a sorted key's
 //   weight is on tokens that exist, key and value are divided by w, and log w is added to the
 //   logit.
 // - Documents: a source is visible only if it lies wholly in one document, and only to queries of

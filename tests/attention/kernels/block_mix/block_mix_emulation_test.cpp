@@ -101,7 +101,8 @@ TEST(BlockMixEmulation, PartsOfColumns) {
 }
 
 // Samples that end at a block's end, inside a block, before its second token and after its last
-// but one, in the first block and in the last; slabs with columns of both sets and of one.
+// but one, in the first block and in the last, and an empty one; slabs with columns of both sets
+// and of one.
 TEST(BlockMixEmulation, PaddingIsNotRead) {
   std::uint64_t seed = 120;
   for (const std::int64_t blocks : {3, 16, 20, 40, 70}) {
@@ -110,7 +111,8 @@ TEST(BlockMixEmulation, PaddingIsNotRead) {
       const std::vector<std::int64_t> lengths{length,
                                               std::max<std::int64_t>(1, length - 1),
                                               block + std::min<std::int64_t>(1, block - 1),
-                                              std::max<std::int64_t>(1, block / 2),
+                                              block / 2,
+                                              0,
                                               (blocks - 1) * block,
                                               2 * block + block / 2};
       ++seed;

@@ -41,8 +41,7 @@ MixProblem make_padded_mix_problem(const MixSizes& sizes, const std::vector<std:
                                    std::uint64_t seed);
 
 // `results`: d_w (with padding of both weights, [2, B, H, N, N]), then y and d_x of each tensor.
-// Each number may be wrong by one rounding to its
-// dtype plus the error of fp32 sums.
+// Each number may be wrong by one rounding to its dtype plus the error of fp32 sums.
 void expect_mixes(const std::vector<at::Tensor>& results, const MixProblem& problem);
 
 }  // namespace birkhoff::test

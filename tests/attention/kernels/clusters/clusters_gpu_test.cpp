@@ -5,6 +5,7 @@
 
 #include "attention/kernels/block_top_k/block_top_k.h"
 #include "attention/kernels/clusters/cluster_figures.h"
+#include "attention/kernels/clusters/cluster_seeds.h"
 #include "tests/attention/kernels/block_top_k/block_top_k_problem.h"
 #include "tests/attention/kernels/clusters/clusters_problem.h"
 #include "tests/attention/mechanisms/mechanism_cases.h"
@@ -52,6 +53,27 @@ void check(const ClusterSizes& sizes, at::ScalarType dtype) {
   expect_nearest(problem, rows);
   ASSERT_TRUE(at::equal(rows.cluster_BHL, cluster_rows(problem, Path::kReference).cluster_BHL));
   expect_as_exact_as_the_reference(problem, results_on_gpu(problem));
+}
+
+// Rows of any layout, and the ids of every second sample of a batch.
+TEST(ClustersKernel, SmallSeedsAreThoseOfTheDefinition) {
+  for (const at::ScalarType dtype : kRowDtypes) {
+    const ClusterProblem problem = cluster_problem({2, 3, 45, 70, 33, 0, true, true}, dtype),
+                         there = on_gpu(problem);
+    ClusteredRows rows = cluster_rows(problem, Path::kReference), rows_there = rows;
+    rows_there.unit_BHLD =
+        rows.unit_BHLD.detach().to(at::kCUDA).transpose(1, 2).contiguous().transpose(1, 2);
+    NoiseKey noise{.seed = 5,
+                   .step = at::tensor({std::int64_t{8}}),
+                   .layer = 2,
+                   .sample_ids_B = at::arange(0, 4).slice(0, 0, 4, 2),
+                   .global_batch = 5};
+    const at::Tensor expected = draw_rows({problem, rows, noise, 3, 6}, Path::kReference);
+    noise.step = noise.step.cuda();
+    noise.sample_ids_B = at::arange(0, 4, at::kCUDA).slice(0, 0, 4, 2);
+    const at::Tensor seeds = draw_rows({there, rows_there, noise, 3, 6}, Path::kFused);
+    expect_same_bits(seeds.cpu(), expected, "seeds");
+  }
 }
 
 // Also run under compute-sanitizer.

@@ -133,8 +133,7 @@ class GatheredKernelMergedAs : public ::testing::TestWithParam<SlotMerge> {};
 INSTANTIATE_TEST_SUITE_P(Merges, GatheredKernelMergedAs,
                          ::testing::Values(SlotMerge::kOneSoftmax, SlotMerge::kMean));
 
-// Relative positions, dropout, sinks and grouped queries. Of a mean, delta comes from outputs that
-// are not rounded.
+// Relative positions, dropout, sinks and grouped queries.
 TEST_P(GatheredKernelMergedAs, ErrorsWithTermsAreThoseOfTheReference) {
   for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16, at::kHalf}) {
     int checked = 0;

@@ -6,6 +6,7 @@
 #include <limits>
 
 #include "attention/kernels/block_mix/block_mix.h"
+#include "attention/kernels/sinkhorn/gpu_params.h"
 #include "attention/kernels/sinkhorn/sinkhorn.h"
 #include "tests/attention/mechanisms/mechanism_cases.h"
 #include "tests/kernel_error.h"
@@ -17,7 +18,7 @@ struct Result {
   at::Tensor p, d_scores;
 };
 
-enum class Kind { kWhole, kPrefix, kCumulative };
+using Kind = BalanceKind;
 
 Result solve(const at::Tensor& scores, Kind kind, std::int64_t first_row, Path path) {
   const at::Tensor leaf = scores.detach().clone().requires_grad_(true);
