@@ -24,16 +24,16 @@ TEST(ExistingShare, WeightsWithoutLastBlocksDivideByIt) {
                                       .abs()
                                       .masked_fill(exists_BN.logical_not().view({B, 1, 1, -1}), 0)
                                       .requires_grad_(true);
-  const at::Tensor x_BHNbD = blocks.to_blocks(x_BHLD, 2).masked_fill(
-      blocks.valid_BNb().logical_not().view({B, 1, kBlocks, kBlock, 1}), 0);
+  const at::Tensor padding = blocks.valid_BNb().logical_not().view({B, 1, kBlocks, kBlock, 1});
+  const at::Tensor x_BHNbD = blocks.to_blocks(x_BHLD, 2).masked_fill(padding, 0);
 
   const ExistingShare share(blocks, weights_BHNN);
   const at::Tensor divided = mix_blocks(weights_BHNN, x_BHNbD) / share.share_BHUb.unsqueeze(4);
   const at::Tensor last_B1 = (at::remainder(lengths_B - 1, kBlock) + 1).unsqueeze(1);
   const at::Tensor with_last = (at::arange(kBlock) < last_B1).view({B, 1, 1, kBlock, 1});
+  const at::Tensor last_weights = share.without_last_blocks(blocks, weights_BHNN);
   const at::Tensor left_out =
-      at::where(with_last, mix_blocks(weights_BHNN, x_BHNbD),
-                mix_blocks(share.without_last_blocks(blocks, weights_BHNN), x_BHNbD));
+      at::where(with_last, mix_blocks(weights_BHNN, x_BHNbD), mix_blocks(last_weights, x_BHNbD));
   EXPECT_GT(with_last.logical_not().sum().item<int>(), 0);
   EXPECT_LE((left_out - divided).abs().max().item<double>(), 1e-14);
 
@@ -46,6 +46,11 @@ TEST(ExistingShare, WeightsWithoutLastBlocksDivideByIt) {
   const at::Tensor expected = gradient(divided).masked_fill(is_constant, 0);
   EXPECT_LE((gradient(left_out).masked_fill(is_constant, 0) - expected).abs().max().item<double>(),
             1e-13);
+  // Padding gets no gradient.
+  const at::Tensor d_x = at::where(with_last, mix_blocks(weights_BHNN.transpose(2, 3), d_y),
+                                   mix_blocks(last_weights.transpose(2, 3), d_y));
+  EXPECT_EQ(d_x.masked_fill(padding.logical_not(), 0).abs().max().item<double>(), 0);
+  EXPECT_GT(d_x.abs().max().item<double>(), 0);
 }
 
 }  // namespace
