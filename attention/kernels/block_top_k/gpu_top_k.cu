@@ -46,7 +46,7 @@ struct BestBlocks {
   }
 };
 
-// A block has fewer threads if it would need more shared memory; H100 has room for two of these.
+// A block that would need more shared memory has fewer threads. An H100 has room for two of these.
 constexpr int kFewThreads = 64;
 constexpr std::size_t kMostBytes = 80 * 1024;
 constexpr int kProductPitch = kWarpRows + 4;  // lanes write products to different banks
