@@ -5,8 +5,6 @@
 
 #include <cmath>
 
-#include "attention/kernels/common/grouped_queries.h"
-
 namespace birkhoff {
 namespace {
 
@@ -18,15 +16,6 @@ at::Tensor sinusoids(const at::Tensor& distance_S, std::int64_t channels) {
                                    .exp();
   const at::Tensor angle = distance_S.unsqueeze(1) * frequency;
   return at::cat({angle.sin(), angle.cos()}, 1).narrow(1, 0, channels);
-}
-
-// Column d of row i, which ends at distance 0, moves to the key at that distance from query i: from
-// [B, H, L, S] to [B, H, L, S]. A zero before each row makes rows of S + 1; as rows of S, they are
-// shifted by one more element each (Dai et al. 2019, appendix B).
-at::Tensor to_keys(const at::Tensor& x_BHLS) {
-  const std::int64_t L = x_BHLS.size(2), S = x_BHLS.size(3);
-  const at::Tensor padded = at::constant_pad_nd(x_BHLS, {1, 0});
-  return padded.flatten(2).narrow(2, L, L * S).unflatten(2, {L, S});
 }
 
 }  // namespace
@@ -53,24 +42,21 @@ at::Tensor SinusoidalDistances::distance_keys(std::int64_t num_keys, bool trains
   return at::matmul(r_SC, weight_HDC.transpose(1, 2));
 }
 
-at::Tensor SinusoidalDistances::scores(const at::Tensor& q_BHLD, const at::Tensor& k_BHSD,
-                                       bool trains) const {
-  const at::ScalarType type = at::toOpMathType(q_BHLD.scalar_type());
-  const at::Tensor q = q_BHLD.to(type), k = to_query_heads(k_BHSD, q.size(1)).to(type);
-  const at::Tensor of_keys = at::matmul(q + content_bias_HD.unsqueeze(1), k.transpose(2, 3));
-  const at::Tensor of_distances = at::matmul(q + distance_bias_HD.unsqueeze(1),
-                                             distance_keys(k.size(2), trains).transpose(1, 2));
-  return (of_keys + to_keys(of_distances)) * (1 / std::sqrt(static_cast<double>(q_BHLD.size(3))));
+void SinusoidalDistances::add_to(RowAttention& attention, bool trains) const {
+  const at::Tensor q = attention.q_BHLD.to(at::toOpMathType(attention.q_BHLD.scalar_type()));
+  const at::Tensor keys_HSD = distance_keys(attention.k_BHSD.size(2), trains).to(q.scalar_type());
+  attention.q_BHLD = q + content_bias_HD.unsqueeze(1);
+  attention.distance_terms_BHLS =
+      at::matmul(q + distance_bias_HD.unsqueeze(1), keys_HSD.transpose(1, 2));
 }
 
-at::Tensor SinusoidalDistances::visible(std::int64_t num_queries, std::int64_t num_keys,
-                                        bool trains, at::Device device) const {
-  const std::int64_t before = num_keys - num_queries;
-  const at::Tensor all =
-      at::ones({num_queries, num_keys}, at::TensorOptions(at::kBool).device(device));
-  const at::Tensor earlier = all.tril(before);
+at::Tensor SinusoidalDistances::first_keys(std::int64_t num_queries, std::int64_t num_keys,
+                                           bool trains, at::Device device) const {
+  const auto indices = at::TensorOptions(at::kInt).device(device);
   const std::int64_t window = trains ? 0 : options_.evaluation_window;
-  return window > 0 ? earlier.logical_and_(all.triu(before - window + 1)) : earlier;
+  if (window == 0) return at::zeros({1, num_queries}, indices);
+  const std::int64_t first = num_keys - num_queries + 1 - window;
+  return at::arange(first, first + num_queries, indices).clamp_min(0).unsqueeze(0);
 }
 
 double SinusoidalDistances::forward_flops(std::int64_t num_tokens) const {

@@ -12,6 +12,7 @@
 #include <cstdint>
 #include <string>
 
+#include "attention/kernels/row_normalizer/row_attention.h"
 #include "attention/mechanism.h"
 
 namespace birkhoff {
@@ -23,12 +24,13 @@ class SinusoidalDistances {
   SinusoidalDistances(const MechanismShape& shape, const std::string& prefix,
                       Parameters& parameters);
 
-  // The scores [B, H, L, S] of queries that are the last L of S tokens. Those of later keys have no
-  // meaning. In fp32 or wider. Outside training, distances count as shape.distances says.
-  at::Tensor scores(const at::Tensor& q_BHLD, const at::Tensor& k_BHSD, bool trains) const;
-  // bool [L, S]: true where the query sees the key.
-  at::Tensor visible(std::int64_t num_queries, std::int64_t num_keys, bool trains,
-                     at::Device device) const;
+  // Makes scores of q . k those of the formula, for queries that are the last L of S tokens: q
+  // becomes q + u, in the type of sums, and the terms of distances are set. Outside training,
+  // distances count as shape.distances says.
+  void add_to(RowAttention& attention, bool trains) const;
+  // int32 [1, L]: the first key that each query sees.
+  at::Tensor first_keys(std::int64_t num_queries, std::int64_t num_keys, bool trains,
+                        at::Device device) const;
 
   // Twice the multiply-adds of the terms of the distances of one sequence, for pairs that see each
   // other.

@@ -2,6 +2,9 @@
 independent single-rank runs at the same time. The work and the cores are the same, so the ratio
 shows what communication and waiting cost. One thread per rank; interleaved rounds, medians.
 
+The bound is the speed of the two independent runs if each of their steps ended with the slower one:
+no run whose ranks wait for each other once a step can be faster on a machine with these cores.
+
     python tests/bench/rank_scaling.py
     python tests/bench/rank_scaling.py --tensor --steps 20 --set model.layers=6 \
         --set model.channels=384 --set model.heads=6
@@ -14,17 +17,17 @@ import statistics
 import birkhoff_runs as runs
 
 
-def speed(corpus, a, batch, ranks, folder, settings=()):
+def step_times(corpus, a, batch, ranks, folder, settings=()):
+    """Milliseconds of each step, without the first ones (warm-up)."""
     rows = runs.train(
         runs.ROOT / a.config,
         runs.WORK / folder, [
             f"data.corpus={corpus}", f"train.global_batch={batch}", f"train.steps={a.steps}",
-            f"metrics.every={max(1, a.steps // 10)}", "evaluate.sequences=1", "checkpoint.every=0",
-            *a.settings, *settings
+            "metrics.every=1", "evaluate.sequences=1", "checkpoint.every=0", *a.settings, *settings
         ],
         ranks=ranks,
         threads=1)
-    return runs.training_speed(rows)
+    return [row["step_ms"] for row in rows if "step_ms" in row][2:]
 
 
 def main():
@@ -41,28 +44,28 @@ def main():
     parser.add_argument("--set", dest="settings", action="append", default=[], metavar="PATH=VALUE")
     a = parser.parse_args()
     corpus = runs.prepare(runs.WORK / "shakespeare_bytes", runs.shakespeare(), tokenizer="bytes")
-    together, apart = [], []
+    together, apart, waiting = [], [], []  # sequences a second
     for _ in range(a.rounds):
-        together.append(
-            speed(corpus, a, a.batch, 2, "scaling_two", ["mesh.tensor=2"] if a.tensor else []))
+        times = step_times(corpus, a, a.batch, 2, "scaling_two",
+                           ["mesh.tensor=2"] if a.tensor else [])
+        together.append(1e3 * a.batch / statistics.mean(times))
         with concurrent.futures.ThreadPoolExecutor(2) as pool:
             copies = [
-                pool.submit(speed, corpus, a, a.batch // 2, None, f"scaling_copy{i}")
+                pool.submit(step_times, corpus, a, a.batch // 2, None, f"scaling_copy{i}")
                 for i in range(2)
             ]
-            apart.append(sum(copy.result() for copy in copies))
-    two, floor = statistics.median(together), statistics.median(apart)
+            times = [copy.result() for copy in copies]
+        apart.append(sum(1e3 * a.batch / 2 / statistics.mean(each) for each in times))
+        waiting.append(1e3 * a.batch / statistics.mean(map(max, *times)))
+    two, floor, bound = map(statistics.median, (together, apart, waiting))
     axis = "tensor-parallel" if a.tensor else "data-parallel"
     print(f"{a.config} {' '.join(a.settings)}, batch {a.batch} over two {axis} ranks")
-    print(
-        f"  floor, two independent copies: {floor:9,.0f} tokens/s in total  (min "
-        f"{min(apart):,.0f}, max {max(apart):,.0f})"
-    )
-    print(
-        f"  one run of two ranks:          {two:9,.0f} tokens/s           (min "
-        f"{min(together):,.0f}, max {max(together):,.0f})"
-    )
-    print(f"  ratio {two / floor:.3f}")
+    for name, speeds in (("two independent copies", apart),
+                         ("bound: these, if each step waited", waiting),
+                         ("one run of two ranks", together)):
+        print(f"  {name:34} {statistics.median(speeds):8,.1f} sequences/s  "
+              f"(min {min(speeds):,.1f}, max {max(speeds):,.1f})")
+    print(f"  ratio {two / floor:.3f}; of the bound {two / bound:.3f}")
 
 
 if __name__ == "__main__":

@@ -86,10 +86,7 @@ std::map<std::string, std::vector<std::string>> slow_paths_on_gpu() {
                                        fp32_routing("layers 0 to 5, heads 4 to 7")},
       smoke{fp32_blocks("layers 0 to 1, heads 0 to 1"),
             fp32_routing("layers 0 to 1, heads 2 to 3")};
-  const std::string sst2 = "layers 0 to 1, heads 0 to 3 ",
-                    distances =
-                        "(dense): dense attention takes the reference path, because sinusoidal "
-                        "distances have no kernels";
+  const std::string sst2 = "layers 0 to 1, heads 0 to 3 ";
   // The decoder, the encoder and the cross-attention of a model of pairs.
   const std::string pairs[] = {sst2, "encoder " + sst2, "cross-attention of " + sst2};
   const std::string of_padding =
@@ -190,9 +187,9 @@ std::map<std::string, std::vector<std::string>> slow_paths_on_gpu() {
                "of keys and values",
         sst2 + "(sortcut): block attention takes the reference path, " + fp32}},
       {"text_pairs_smoke", {sst2 + of_padding}},
-      {"xl_enwik8_paper", {"layers 0 to 11, heads 0 to 7 " + distances}},
-      {"xl_enwik8_small", {"layers 0 to 5, heads 0 to 7 " + distances}},
-      {"xl_enwik8_smoke", {"layers 0 to 1, heads 0 to 3 " + distances}},
+      {"xl_enwik8_paper", {}},
+      {"xl_enwik8_small", {}},
+      {"xl_enwik8_smoke", {sst2 + top_k}},
   };
 }
 
@@ -209,12 +206,9 @@ TEST(AttentionPaths, ShippedConfigurationsOnAGpu) {
   }
 }
 
-// But for those that have no kernels on any device.
 TEST(AttentionPaths, ShippedConfigurationsAreFusedOnACpu) {
   for (const fs::path& path : shipped_configs()) {
-    const bool has_kernels = !path.stem().string().starts_with("xl_");
-    EXPECT_EQ(slow_paths(load_config(path.string(), {"device=cpu"})),
-              has_kernels ? std::vector<std::string>() : slow_paths_on_gpu().at(path.stem()))
+    EXPECT_EQ(slow_paths(load_config(path.string(), {"device=cpu"})), std::vector<std::string>())
         << path;
   }
 }

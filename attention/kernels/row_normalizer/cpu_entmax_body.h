@@ -4,8 +4,7 @@
 // that steps from below never overshoot. Only keys with a weight in some lane are then multiplied.
 #pragma once
 
-#include "attention/kernels/row_normalizer/cpu_rows.h"
-#include "attention/kernels/tile_attention/cpu_head_body.h"
+#include "attention/kernels/row_normalizer/cpu_terms_body.h"
 
 namespace birkhoff {
 namespace {
@@ -144,6 +143,7 @@ class EntmaxPasses : public HeadTiles<T> {
       const int count = min_of(kTile, head_.num_keys - first);
       S* s = scores_ + std::ptrdiff_t{first - r.first_key} * kRows;
       this->multiply(a_t_ + r.lane, kRows, k_ + row(first), count, s, kRows);
+      add_terms(head_, static_cast<S>(shape_.scale), r.first, r.count, first, count, s, kRows);
       for (int n = 0; n < min_of(count, r.end_key - first); ++n) {
         const Bits<S> key = Bits<S>{} + (first + n);
         for (int i = 0; i < kVectors; ++i) {
@@ -257,12 +257,16 @@ class EntmaxPasses : public HeadTiles<T> {
                nan_in_d_out = has_nan(d_out, r.count * this->columns);
     if (r.lane == 0) this->transpose_tile(d_out, other_a_t_);
     // The sums over keys, r G / sum r, need all of G.
-    Vectors sum_r{}, sum_rg{}, entropy{};
+    Vectors sum_r{}, sum_rg{}, sum_p{}, entropy{};
     each_tile(r, num_listed, [&](int first, int count) {
       for (int n = 0; n < count; ++n) {
         for (int i = 0; i < kVectors; ++i) {
           const Vector<S> u = listed(first + n, i), w = slope_of(u);
-          if (head_.d_alpha != nullptr) entropy[i] += entropy_of(weight_of(u));
+          if (head_.d_alpha != nullptr) {
+            const Vector<S> p = weight_of(u);
+            sum_p[i] += p;
+            entropy[i] += entropy_of(p);
+          }
           sum_r[i] += w;
           sum_rg[i] += if_listed(u, w * load(g_ + n * kRows + i * kN));
         }
@@ -270,7 +274,7 @@ class EntmaxPasses : public HeadTiles<T> {
     });
     Vectors mean;
     for (int i = 0; i < kVectors; ++i) mean[i] = sum_r[i] != 0 ? sum_rg[i] / sum_r[i] : Vector<S>{};
-    if (head_.d_alpha != nullptr) add_exponent_gradient(r, num_listed, sum_r, entropy);
+    if (head_.d_alpha != nullptr) add_exponent_gradient(r, num_listed, sum_r, sum_p, entropy);
     for (int x = 0; x < kRows * this->columns; ++x) acc_[x] = 0;
     each_tile(r, num_listed, [&](int first, int count) {
       for (int n = 0; n < count; ++n) {
@@ -280,6 +284,14 @@ class EntmaxPasses : public HeadTiles<T> {
           const Vector<S> g = load(g_ + n * kRows + i * kN);
           store(g_ + n * kRows + i * kN, if_listed(u, slope_of(u) * (g - mean[i])));
           store(p_ + n * kRows + i * kN, weight_of(u) * factors(r, i * kN, listed_[first + n]));
+        }
+      }
+      for (int n = 0; head_.d_terms.data != nullptr && n < count; ++n) {
+        for (int i = 0; i < r.count; ++i) {
+          const S d_s = g_[n * kRows + i];
+          if (d_s == 0) continue;  // perhaps of a key that the query does not see
+          store_term_gradient(head_, r.first + i, listed_[first + n],
+                              d_s * static_cast<S>(shape_.scale));
         }
       }
       add_listed(g_, count);
@@ -362,16 +374,18 @@ class EntmaxPasses : public HeadTiles<T> {
   // -p log p
   static Vector<S> entropy_of(Vector<S> p) { return p > 0 ? -p * log<S>(p) : Vector<S>{}; }
 
-  // Correia et al. 2019, proposition 1, whose tilted distribution is r / sum r.
+  // Correia et al. 2019, proposition 1, whose tilted distribution is r / sum r. The division by
+  // (a - 1)^2 magnifies what a rounded threshold adds to the sum of p, so p is divided by it.
   void add_exponent_gradient(const Rows& r, int num_listed, const Vectors& sum_r,
-                             const Vectors& entropy) {
+                             const Vectors& sum_p, const Vectors& entropy) {
     Vectors total{};
     each_tile(r, num_listed, [&](int first, int count) {
       for (int n = 0; n < count; ++n) {
         for (int i = 0; i < kVectors; ++i) {
           const Vector<S> u = listed(first + n, i), p = weight_of(u);
           const Vector<S> share = sum_r[i] != 0 ? slope_of(u) / sum_r[i] : Vector<S>{};
-          const Vector<S> slope = (p - share) / excess_ + (entropy_of(p) - share * entropy[i]);
+          const Vector<S> whole = sum_p[i] != 0 ? p / sum_p[i] : Vector<S>{};
+          const Vector<S> slope = (whole - share) / excess_ + (entropy_of(p) - share * entropy[i]);
           total[i] += slope * load(g_ + n * kRows + i * kN);
         }
       }

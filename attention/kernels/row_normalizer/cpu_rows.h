@@ -1,7 +1,8 @@
 // Attention of one head whose weights are those of top-k or entmax (row_normalizer.h). Works on raw
 // pointers, without LibTorch; row_attention.cpp calls it.
 //
-// Query i sees the keys [first_i, end_i). Scores are S_ij = q_i . k_j scale, in the type of sums.
+// Query i sees the keys [first_i, end_i). Scores are S_ij = (q_i . k_j + t_ij) scale, in the type
+// of sums, with the terms t of distances. Their gradients are d_S_ij scale.
 // With G_ij = c_ij d_out_i . v_j, c_ij being dropout's factor:
 //   top-k:   d_S_ij = p_ij (G_ij - sum_n p_in G_in) for the kept keys;
 //   entmax:  p = max((a - 1) S - t, 0)^(1 / (a - 1)),  r = p^(2 - a) where p > 0,
@@ -24,8 +25,17 @@ struct TopKShape : HeadShape {
 };
 
 template <typename T>
-struct TopKHead : AttentionHead<T> {
-  const std::int32_t *first = nullptr, *end = nullptr, *kept = nullptr;  // [L]
+struct RowHead : AttentionHead<T> {
+  const std::int32_t *first = nullptr, *end = nullptr;  // [L]
+  // t_ij at row i, column j, for keys that the query sees; null: 0. backward writes gradients that
+  // are not 0.
+  Rows<const Sum<T>> terms;
+  Rows<Sum<T>> d_terms;
+};
+
+template <typename T>
+struct TopKHead : RowHead<T> {
+  const std::int32_t* kept = nullptr;  // [L]
   // The kept keys of each query, the largest score first, and their weights; -1 and 0 after the
   // last. [L, kept]: written by forward, read by backward.
   std::int32_t* index = nullptr;
@@ -33,9 +43,8 @@ struct TopKHead : AttentionHead<T> {
 };
 
 template <typename T>
-struct EntmaxHead : AttentionHead<T> {
-  const std::int32_t *first = nullptr, *end = nullptr;  // [L]
-  Sum<T> alpha = 2;                                     // the exponent a, in (1, 2]
+struct EntmaxHead : RowHead<T> {
+  Sum<T> alpha = 2;             // the exponent a, in (1, 2]
   Sum<T>* threshold = nullptr;  // t [L]: written by forward, read by backward
   double* d_alpha = nullptr;    // backward adds to it; null: not wanted
 };

@@ -3,8 +3,7 @@
 // to which a key that belongs there is added by exchanges from its place on.
 #pragma once
 
-#include "attention/kernels/row_normalizer/cpu_rows.h"
-#include "attention/kernels/tile_attention/cpu_head_body.h"
+#include "attention/kernels/row_normalizer/cpu_terms_body.h"
 
 namespace birkhoff {
 namespace {
@@ -42,6 +41,8 @@ class TopKPasses : public HeadTiles<T> {
       for (int first = all.first / kTile * kTile; first < all.end; first += kTile) {
         const int count = min_of(kTile, head_.num_keys - first);
         this->multiply(a_t_, lanes, k_ + row(first), count, s_t_);
+        add_terms(head_, static_cast<S>(shape_.scale), first_query, num_queries, first, count, s_t_,
+                  kTile);
         for (int i = 0; i < lanes; i += kN) collect(i, first, count, range[i / kN]);
       }
       for (int i = 0; i < num_queries; ++i)
@@ -212,6 +213,7 @@ class TopKPasses : public HeadTiles<T> {
     for (int d = 0; d < this->columns; ++d) acc_[d] = 0;
     for (int n = 0; n < shape_.kept && index[n] >= 0; ++n) {
       const S d_s = weight[n] * (d_p[n] - delta);
+      store_term_gradient(head_, query, index[n], d_s * static_cast<S>(shape_.scale));
       add_scaled(d_s, k_ + row(index[n]), acc_);
       add_scaled(d_s, q, d_k_ + row(index[n]));
     }

@@ -15,7 +15,7 @@
 namespace birkhoff {
 namespace {
 
-void set_rows(const HeadTensors& x, const SavedRows& saved, RowAttentionParams& params) {
+void set_rows(const RowTensors& x, const SavedRows& saved, RowAttentionParams& params) {
   const auto rows = [](const at::Tensor& each) {
     return each.defined() ? rows_params(each) : RowsParams{};
   };
@@ -37,6 +37,8 @@ void set_rows(const HeadTensors& x, const SavedRows& saved, RowAttentionParams& 
   params.d_q = rows(x.d_q_BHLD);
   params.d_k = rows(x.d_k_BHSD);
   params.d_v = rows(x.d_v_BHSD);
+  if (x.terms_BHLS.defined()) params.terms = x.terms_BHLS.const_data_ptr<float>();
+  if (x.d_terms_BHLS.defined()) params.d_terms = x.d_terms_BHLS.mutable_data_ptr<float>();
 }
 
 }  // namespace
@@ -58,7 +60,7 @@ std::string why_not_gpu_rows(const RowAttention& in) {
   return fits ? "" : kTooManyRows;
 }
 
-RowArguments<TopKParams> top_k_arguments(const HeadTensors& x, const SavedRows& saved) {
+RowArguments<TopKParams> top_k_arguments(const RowTensors& x, const SavedRows& saved) {
   RowArguments<TopKParams> arguments{};
   TopKParams& params = arguments.params;
   set_rows(x, saved, params);
@@ -75,7 +77,7 @@ RowArguments<TopKParams> top_k_arguments(const HeadTensors& x, const SavedRows& 
   return arguments;
 }
 
-RowArguments<EntmaxParams> entmax_arguments(const HeadTensors& x, const SavedRows& saved,
+RowArguments<EntmaxParams> entmax_arguments(const RowTensors& x, const SavedRows& saved,
                                             const at::Tensor& d_alpha_BHL) {
   RowArguments<EntmaxParams> arguments{{}, {(saved.alpha_H - 1).to(at::kFloat)}};
   EntmaxParams& params = arguments.params;

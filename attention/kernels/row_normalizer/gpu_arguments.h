@@ -7,7 +7,6 @@
 
 #include "attention/kernels/row_normalizer/gpu_params.h"
 #include "attention/kernels/row_normalizer/saved_rows.h"
-#include "attention/kernels/tile_attention/cpu_heads.h"
 
 namespace birkhoff {
 
@@ -23,10 +22,10 @@ struct RowArguments {
 };
 
 // Rows must be aligned to 16 bytes. For the forward pass x has no gradients; for the backward pass,
-// it has all.
-RowArguments<TopKParams> top_k_arguments(const HeadTensors& x, const SavedRows& saved);
+// it has all; of terms of distances, if there are any, and zeros.
+RowArguments<TopKParams> top_k_arguments(const RowTensors& x, const SavedRows& saved);
 // d_alpha_BHL, if it is defined, gets each query's term of the gradient of the exponents, in fp32.
-RowArguments<EntmaxParams> entmax_arguments(const HeadTensors& x, const SavedRows& saved,
+RowArguments<EntmaxParams> entmax_arguments(const RowTensors& x, const SavedRows& saved,
                                             const at::Tensor& d_alpha_BHL);
 
 }  // namespace birkhoff

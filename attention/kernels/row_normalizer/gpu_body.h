@@ -65,10 +65,17 @@ class RowTilesBody : protected TileBody<Thread, kHeadDim> {
     const int end = p_.end[at];
     return {p_.first[at], end < p_.keys ? end : p_.keys};
   }
-  // Of the queries of this lane's rows, lane / 4 and lane / 4 + 8.
-  BIRKHOFF_DEVICE void find_ranges(KeyRange (&own)[2], int sample, int first_query) const {
+  // A query of this lane's rows, lane / 4 and lane / 4 + 8.
+  struct OwnQuery {
+    KeyRange keys;
+    std::int64_t term;  // the index of that of key 0
+  };
+  BIRKHOFF_DEVICE void find_queries(OwnQuery (&own)[2], GpuHead head, int first_query) const {
     BIRKHOFF_UNROLL
-    for (int half = 0; half < 2; ++half) own[half] = range_of(sample, query_of(first_query, half));
+    for (int half = 0; half < 2; ++half) {
+      const int query = query_of(first_query, half);
+      own[half] = {range_of(head.b, query), p_.term_of(head, query, 0)};
+    }
   }
   BIRKHOFF_DEVICE int query_of(int first_query, int half) const {
     return first_query + first_row_ + lane_ / 4 + 8 * half;
@@ -135,22 +142,36 @@ class RowTilesBody : protected TileBody<Thread, kHeadDim> {
 
   // ---- Elements.
 
+  // The key of element i of a lane's pairs, whose columns are the keys from `first` on.
+  BIRKHOFF_DEVICE int key_of(int first, int i) const {
+    return first + i / 4 * 8 + place_in_c(lane_, i % 4).column;
+  }
+
   // Turns products of this lane's queries with the keys from `first` on into scores, `factor` times
-  // them; -infinity where a query does not see the key.
+  // them and the terms of distances; -infinity where a query does not see the key.
   template <int kGroups>
-  BIRKHOFF_DEVICE void take_scores(LanePairs<kGroups>& s, const KeyRange (&own)[2], int first,
+  BIRKHOFF_DEVICE void take_scores(LanePairs<kGroups>& s, const OwnQuery (&own)[2], int first,
                                    float factor) const {
+    if (p_.terms != nullptr) {
+      BIRKHOFF_UNROLL
+      for (int i = 0; i < 4 * kGroups; ++i) {
+        const OwnQuery& query = own[i % 4 / 2];
+        const int key = key_of(first, i);
+        if (query.keys.holds(key)) s[i / 4][i % 4] += p_.terms[query.term + key];
+      }
+    }
     BIRKHOFF_UNROLL
     for (int i = 0; i < 4 * kGroups; ++i) s[i / 4][i % 4] *= factor;
     const int end = first + 8 * kGroups;
     bool sees_all = true;
     BIRKHOFF_UNROLL
-    for (const KeyRange& range : own) sees_all &= range.first <= first && end <= range.end;
+    for (const OwnQuery& query : own) {
+      sees_all &= query.keys.first <= first && end <= query.keys.end;
+    }
     if (!thread_.any(!sees_all)) return;
     BIRKHOFF_UNROLL
     for (int i = 0; i < 4 * kGroups; ++i) {
-      const int key = first + i / 4 * 8 + place_in_c(lane_, i % 4).column;
-      s[i / 4][i % 4] = own[i % 4 / 2].holds(key) ? s[i / 4][i % 4] : -kInfinity;
+      s[i / 4][i % 4] = own[i % 4 / 2].keys.holds(key_of(first, i)) ? s[i / 4][i % 4] : -kInfinity;
     }
   }
 

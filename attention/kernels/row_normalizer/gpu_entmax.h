@@ -1,12 +1,13 @@
 // Entmax attention of each head with its exponent a (sparsemax is a = 2). Legend: i query, j key, d
 // of D.
 //
-//   z_ij = (a - 1) scale sum_d q_id k_jd,  u_ij = max(z_ij - t_i, 0),
+//   z_ij = (a - 1) scale (sum_d q_id k_jd + t_ij),  u_ij = max(z_ij - t_i, 0),
 //   r_ij = u_ij^(1 / (a - 1) - 1),  p_ij = u_ij r_ij,  out_id = sum_j p_ij v_jd
 //
-// over the keys j that i sees, with t_i such that the p_ij sum to 1: Newton's method from max_j
-// z_ij - 1, where they sum to at least 1. The norm of u_i is a convex function of t_i, so that no
-// step from below goes too far. A query that sees no key has out = 0 and t = -infinity.
+// over the keys j that i sees. t_ij are terms of distances; t_i is such that the p_ij sum to 1:
+// Newton's method from max_j z_ij - 1, where they sum to at least 1. The norm of u_i is a convex
+// function of t_i, so that no step from below goes too far. A query that sees no key has out = 0
+// and t_i = -infinity.
 //
 // A thread block owns a tile of queries of a head. It passes over the tiles of keys that they see
 // once for the maxima, once for each step of the query that takes the most, and once for `out`, and
@@ -61,6 +62,7 @@ class EntmaxForward : public RowTilesBody<Thread, kHeadDim, EntmaxParams> {
   using Body::p_;
   using Body::thread_;
   using typename Body::Columns;
+  using typename Body::OwnQuery;
 
   // Shared memory: q; k and v of each stage; a flag of each warp.
   static constexpr std::uint32_t kQ = 0, kStages = Shape::kRowsBytes, kFlags = 5 * kStages;
@@ -79,8 +81,8 @@ class EntmaxForward : public RowTilesBody<Thread, kHeadDim, EntmaxParams> {
     const GpuHead head = this->head_of(p_.queries, first_query);
     const EntmaxPower<Thread> power(thread_, p_.excess[head.h]);
     this->load_rows(kQ, p_.q, head, first_query, p_.queries);
-    KeyRange own[2];
-    this->find_ranges(own, head.b, first_query);
+    OwnQuery own[2];
+    this->find_queries(own, head, first_query);
     const KeyRange hull = this->hull_of(head.b, first_query);
     // Calls use(s, stage) with the scores of each tile of keys.
     const auto visit = [&](bool with_values, auto use) {

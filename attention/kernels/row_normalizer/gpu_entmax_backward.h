@@ -2,11 +2,14 @@
 //
 //   G_ij = sum_d d_out_id v_jd,  m_i = sum_j r_ij G_ij / sum_j r_ij,  ds_ij = r_ij (G_ij - m_i),
 //   d_q_id = scale sum_j ds_ij k_jd,  d_k_jd = scale sum_i ds_ij q_id,
-//   d_v_jd = sum_i p_ij d_out_id,
+//   d_v_jd = sum_i p_ij d_out_id,  d_t_ij = scale ds_ij,
 //
 // and the gradient of a (Correia et al. 2019, proposition 1), with e_ij = -p_ij log p_ij:
 //
-//   d_a = sum_i ((sum_j p_ij G_ij - m_i) / (a - 1) + sum_j e_ij G_ij - m_i sum_j e_ij) / (a - 1)
+//   d_a = sum_i ((sum_j p_ij G_ij / sum_j p_ij - m_i) / (a - 1) +
+//                sum_j e_ij G_ij - m_i sum_j e_ij) / (a - 1)
+//
+// where the division by sum_j p_ij, 1 but for rounding, keeps (a - 1)^2 from magnifying the rest.
 //
 // EntmaxQueries: a thread block owns a tile of queries and passes twice over the tiles of keys that
 // they see, for m (and the query's term of d_a) and for d_q.
@@ -33,6 +36,7 @@ class EntmaxQueries : public RowTilesBody<Thread, kHeadDim, EntmaxParams> {
   using Body::p_;
   using Body::thread_;
   using typename Body::Columns;
+  using typename Body::OwnQuery;
 
   // Shared memory: q and d_out; k and v of each stage.
   static constexpr std::uint32_t kQ = 0, kDOut = Shape::kRowsBytes, kStages = 2 * kDOut;
@@ -52,8 +56,8 @@ class EntmaxQueries : public RowTilesBody<Thread, kHeadDim, EntmaxParams> {
     const EntmaxPower<Thread> power(thread_, p_.excess[head.h]);
     this->load_rows(kQ, p_.q, head, first_query, p_.queries);
     this->load_rows(kDOut, p_.d_out, head, first_query, p_.queries);
-    KeyRange own[2];
-    this->find_ranges(own, head.b, first_query);
+    OwnQuery own[2];
+    this->find_queries(own, head, first_query);
     const KeyRange hull = this->hull_of(head.b, first_query);
     float threshold[2];
     BIRKHOFF_UNROLL
@@ -62,7 +66,8 @@ class EntmaxQueries : public RowTilesBody<Thread, kHeadDim, EntmaxParams> {
       threshold[half] =
           query < p_.queries ? p_.threshold[this->number_of(head, p_.queries, query)] : kInfinity;
     }
-    // Calls use(u, G, k tile, first row in it) for parts of tiles in which the warp has a weight.
+    // Calls use(u, G, first key, k tile, first row in it) for parts of tiles in which the warp has
+    // a weight.
     const auto visit = [&](auto use) {
       this->visit_keys(
           hull,
@@ -84,14 +89,15 @@ class EntmaxQueries : public RowTilesBody<Thread, kHeadDim, EntmaxParams> {
               }
               if (!thread_.any(has)) continue;
               this->multiply_rows(g, kDOut, v_tile(stage), j);
-              use(u, g, k_tile(stage), j);
+              use(u, g, first + j, k_tile(stage), j);
             }
           });
     };
 
-    // Of rows lane / 4 and lane / 4 + 8: the sums of r, r G, p G, e and e G.
-    float sum_r[2] = {}, sum_rg[2] = {}, sum_pg[2] = {}, sum_e[2] = {}, sum_eg[2] = {};
-    visit([&](const Pairs& all_u, const Pairs& all_g, std::uint32_t, int) {
+    // Of rows lane / 4 and lane / 4 + 8: the sums of r, r G, p, p G, e and e G.
+    float sum_r[2] = {}, sum_rg[2] = {}, sum_p[2] = {}, sum_pg[2] = {}, sum_e[2] = {},
+          sum_eg[2] = {};
+    visit([&](const Pairs& all_u, const Pairs& all_g, int, std::uint32_t, int) {
       BIRKHOFF_UNROLL
       for (int i = 0; i < kPairs; ++i) {
         const int half = i % 4 / 2;
@@ -102,6 +108,7 @@ class EntmaxQueries : public RowTilesBody<Thread, kHeadDim, EntmaxParams> {
         sum_rg[half] += r * g;
         if (p_.d_alpha == nullptr) continue;
         const float p = u * r, e = power.entropy_of(u, p);
+        sum_p[half] += p;
         sum_pg[half] += p * g;
         sum_e[half] += e;
         sum_eg[half] += e * g;
@@ -117,8 +124,8 @@ class EntmaxQueries : public RowTilesBody<Thread, kHeadDim, EntmaxParams> {
       const std::int64_t at = this->number_of(head, p_.queries, query);
       if (writes) p_.mean[at] = mean[half];
       if (p_.d_alpha == nullptr) continue;
-      const float pg = this->row_sum(sum_pg[half]), e = this->row_sum(sum_e[half]),
-                  eg = this->row_sum(sum_eg[half]);
+      const float pg = this->row_sum(sum_pg[half]) / this->row_sum(sum_p[half]),
+                  e = this->row_sum(sum_e[half]), eg = this->row_sum(sum_eg[half]);
       if (!writes) continue;
       p_.d_alpha[at] =
           total != 0 ? power.inverse * (power.inverse * (pg - mean[half]) + eg - mean[half] * e)
@@ -126,11 +133,15 @@ class EntmaxQueries : public RowTilesBody<Thread, kHeadDim, EntmaxParams> {
     }
 
     Columns d_q = {};
-    visit([&](const Pairs& u, Pairs& d_s, std::uint32_t k_tile, int j) {
+    visit([&](const Pairs& u, Pairs& d_s, int first, std::uint32_t k_tile, int j) {
       BIRKHOFF_UNROLL
       for (int i = 0; i < kPairs; ++i) {
         const float x = u[i / 4][i % 4];
-        d_s[i / 4][i % 4] = x != 0 ? power.slope_of(x) * (d_s[i / 4][i % 4] - mean[i % 4 / 2]) : 0;
+        float& d = d_s[i / 4][i % 4];
+        d = x != 0 ? power.slope_of(x) * (d - mean[i % 4 / 2]) : 0;
+        if (p_.d_terms != nullptr && x != 0) {
+          p_.d_terms[own[i % 4 / 2].term + this->key_of(first, i)] = p_.scale * d;
+        }
       }
       this->multiply_columns(d_q, d_s, k_tile, j);
     });
@@ -194,13 +205,13 @@ class EntmaxKeys : public RowTilesBody<Thread, kHeadDim, EntmaxParams> {
     Columns d_k = {}, d_v = {};
     this->visit_tiles(
         next(-kTileRows), next, [&](int first, int stage) { load_queries(head, first, stage); },
-        [&](int, int stage) {
+        [&](int first, int stage) {
           const std::uint32_t q_tile = stage_of(stage), d_out_tile = q_tile + Shape::kRowsBytes;
           BIRKHOFF_UNROLL_BY(1)
           for (int i = 0; i < kTileRows; i += kQueriesAtOnce) {
             Pairs p = {}, d_s = {};
             this->multiply_rows(p, kK, q_tile, i);
-            if (!take_above(p, power, first_key, q_tile, i)) continue;
+            if (!take_above(p, power, head, first_key, first, q_tile, i)) continue;
             this->multiply_rows(d_s, kV, d_out_tile, i);
             BIRKHOFF_UNROLL
             for (int n = 0; n < kPairs; ++n) {
@@ -241,10 +252,11 @@ class EntmaxKeys : public RowTilesBody<Thread, kHeadDim, EntmaxParams> {
     thread_.template copy_async<4>(to + kMeans + 4 * row, p_.mean + at, exists);
   }
 
-  // Turns products of the own keys with the queries from column `first` of a tile on into u.
-  // Returns whether the warp has a weight there.
-  BIRKHOFF_DEVICE bool take_above(Pairs& s, const EntmaxPower<Thread>& power, int first_key,
-                                  std::uint32_t q_tile, int first) const {
+  // Turns products of the own keys with the queries from column `first` of a tile on, whose first
+  // query is named, into u. Returns whether the warp has a weight there.
+  BIRKHOFF_DEVICE bool take_above(Pairs& s, const EntmaxPower<Thread>& power, GpuHead head,
+                                  int first_key, int first_query, std::uint32_t q_tile,
+                                  int first) const {
     const float factor = p_.scale * power.excess;
     bool has = false;
     BIRKHOFF_UNROLL
@@ -254,6 +266,9 @@ class EntmaxKeys : public RowTilesBody<Thread, kHeadDim, EntmaxParams> {
       const auto range = thread_.template load_shared<KeyRange>(q_tile + kRanges + 8 * column);
       const auto threshold = thread_.template load_shared<float>(q_tile + kThresholds + 4 * column);
       float& x = s[n / 4][n % 4];
+      if (p_.terms != nullptr && range.holds(key)) {
+        x += p_.terms[p_.term_of(head, first_query + column, key)];
+      }
       x = power.above(range.holds(key) ? x * factor : -kInfinity, threshold);
       has |= x != 0;
     }

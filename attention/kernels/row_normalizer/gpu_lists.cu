@@ -5,7 +5,7 @@
 //
 // Backward: G_in = sum_d d_out_id v_j(i,n)d,  ds_in = w_in (G_in - sum_m w_im G_im),
 //
-//   d_q_id = scale sum_n ds_in k_j(i,n)d,
+//   d_q_id = scale sum_n ds_in k_j(i,n)d,  d_t_ij(i,n) = scale ds_in for terms t of distances,
 //   d_k_jd = scale sum ds_in q_id,  d_v_jd = sum w_in d_out_id  over i, n with j(i, n) = j
 //
 // listed_values, query_gradients: eight threads own a query and read the rows of its list one after
@@ -97,6 +97,10 @@ __global__ void __launch_bounds__(kTeamThreads, 3) query_gradients_kernel(const 
   if (own.exists) {
     for (int n = own.member; n < p.most; n += kRowTeam) {
       d_score[n] = p.weight[own.list + n] * (d_score[n] - delta);
+      const int key = p.index[own.list + n];
+      if (p.d_terms != nullptr && key >= 0) {
+        p.d_terms[p.term_of(own.head, own.query, key)] = p.scale * d_score[n];
+      }
     }
   }
   __syncwarp();

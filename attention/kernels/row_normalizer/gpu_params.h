@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "attention/kernels/common/gpu_rows.h"
+#include "cluster/base/gpu/kernel_source.h"
 #include "cluster/base/gpu/kernel_types.h"
 
 struct CUstream_st;
@@ -19,6 +20,17 @@ struct RowAttentionParams {
   float scale;                                    // of q . k
   const std::int32_t *first, *end;                // [B, L]: query l sees the keys [first, end)
   RowsParams q, k, v, out, d_out, d_q, d_k, d_v;  // aligned to 16 bytes; d_ in the backward pass
+  // [B, H, L, S]: RowAttention::distance_terms_BHLS; null: there are none. The backward pass finds
+  // gradients of 0.
+  const float* terms;
+  float* d_terms;
+
+  // The index of the term of a query and a key that it sees.
+  BIRKHOFF_DEVICE std::int64_t term_of(GpuHead head, int query, int key) const {
+    const std::int64_t rows = (std::int64_t{head.b} * heads + head.h) * queries + query,
+                       column = keys - 1 - (keys - queries + query - key);
+    return rows * keys + column;
+  }
 };
 
 struct TopKParams : RowAttentionParams {

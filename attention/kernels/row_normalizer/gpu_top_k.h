@@ -1,6 +1,6 @@
-// The keys that queries keep and their weights: s_ij = scale q_i . k_j, of the keys that i sees the
-// k largest, exactly k, the first of equal ones; the weights are the softmax of their scores. A
-// query that sees a score of NaN has a weight of NaN.
+// The keys that queries keep and their weights: s_ij = scale (q_i . k_j + t_ij) with terms t of
+// distances, of the keys that i sees the k largest, exactly k, the first of equal ones; the weights
+// are the softmax of their scores. A query that sees a score of NaN has a weight of NaN.
 //
 // A thread block owns a tile of queries of a head and takes the tiles of keys that they see one
 // after another. A warp owns 16 queries. Each query has a sorted list of its k best keys so far.
@@ -27,6 +27,7 @@ class TopKChoice : public RowTilesBody<Thread, kHeadDim, TopKParams> {
   using Body::lane_;
   using Body::p_;
   using Body::thread_;
+  using typename Body::OwnQuery;
 
   // Shared memory. A row of scores is padded so that the pairs of a half-warp use all banks.
   static constexpr std::uint32_t kQ = 0, kK = Shape::kRowsBytes, kScores = 3 * kK;
@@ -58,8 +59,8 @@ class TopKChoice : public RowTilesBody<Thread, kHeadDim, TopKParams> {
       thread_.store_shared(list_of(0) + 8 * n, Kept{-kInfinity, -1});
     }
     thread_.sync_warp();
-    KeyRange own[2];
-    this->find_ranges(own, head.b, first_query);
+    OwnQuery own[2];
+    this->find_queries(own, head, first_query);
     // Of this lane's rows.
     float last[2] = {-kInfinity, -kInfinity};  // the last score of the list
     bool met_nan[2] = {false, false};

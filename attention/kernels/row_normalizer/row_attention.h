@@ -23,13 +23,17 @@ struct RowAttention {
   RowNormalizer normalizer;  // not softmax
   float dropout = 0;         // of the weights, by `noise`, which may be absent
   std::optional<NoiseKey> noise;
+  // Undefined, or terms of distances in the type of sums: the key at the distance d from query l
+  // gets the term in column S - 1 - d added to q . k, before the scale. The queries are then the
+  // last L of S tokens, and see no key after their own.
+  at::Tensor distance_terms_BHLS{};
 
   bool drops() const { return noise && dropout > 0; }
 };
 
-// Sets the ranges of keys that queries see: if causal, keys up to the query's own position; keys
-// before key_lengths (int64 [B]); keys of the query's document. Ids of documents, int64, never
-// decrease along a row. Tensors may be undefined.
+// Sets the ranges of keys that queries see: if causal, keys up to the query's own, where queries
+// are the last L of S tokens; keys before key_lengths (int64 [B]); keys of the query's document.
+// Ids of documents, int64, never decrease along a row. Tensors may be undefined.
 void set_key_ranges(RowAttention& in, bool causal, const at::Tensor& key_lengths_B,
                     const at::Tensor& segments_q_BL, const at::Tensor& segments_kv_BS);
 
@@ -42,7 +46,7 @@ at::Tensor attend_rows(RowAttention in);
 
 // The specification, in plain LibTorch operations: any normalizer, device and floating dtype.
 // Queries see the keys of `mask` (bool, broadcastable to [B, H, L, S]; undefined: all) instead of
-// ranges. `sink_H` as in normalize_rows().
+// ranges. With terms of distances, q may be wider than k and v. `sink_H` as in normalize_rows().
 at::Tensor reference_rows(const RowAttention& in, const at::Tensor& mask, const at::Tensor& sink_H);
 
 // ---- The passes of the CPU kernels without autograd. Here k and v have H heads.

@@ -5,8 +5,15 @@
 #include <ATen/core/Tensor.h>
 
 #include "attention/kernels/row_normalizer/row_attention.h"
+#include "attention/kernels/tile_attention/cpu_heads.h"
 
 namespace birkhoff {
+
+// Of a pass, with the terms of distances and their gradients, contiguous. Undefined where there are
+// none; the backward pass of top-k reads no terms.
+struct RowTensors : HeadTensors {
+  at::Tensor terms_BHLS, d_terms_BHLS;
+};
 
 // What the backward pass reads besides its inputs: the ranges of keys and the results of the
 // forward pass, of top-k or of entmax. Contiguous, on the device of q. Weights and thresholds have

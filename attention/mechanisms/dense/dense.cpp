@@ -26,10 +26,11 @@ bool library_is_faster(const at::Tensor& q_BHLD, bool causal) {
          q_BHLD.size(2) > kTokens;
 }
 
-// bool [L, L], created on the input's device: a copy from the host would wait for the device.
+// bool [L, S] for queries that are the last L of S tokens, created on the input's device: a copy
+// from the host would wait for the device.
 at::Tensor earlier_keys(const AttentionInput& in) {
-  const std::int64_t num_tokens = in.q_BHLD.size(2);
-  return at::ones({num_tokens, num_tokens}, in.q_BHLD.options().dtype(at::kBool)).tril_();
+  const std::int64_t L = in.q_BHLD.size(2), S = in.k_BHSD.size(2);
+  return at::ones({L, S}, in.q_BHLD.options().dtype(at::kBool)).tril_(S - L);
 }
 
 Normalizer kind_of(configs::DenseAttention::Normalizer normalizer) {
@@ -92,33 +93,33 @@ AttentionOutput DenseAttention::attend(const AttentionInput& in, Path limit) con
   require(!shape_.causal || distances_ || in.q_BHLD.size(2) == in.k_BHSD.size(2),
           "causal attention needs as many keys as queries");
   const PathChoice choice = choose(in, limit);
-  if (distances_) {
-    take_path("dense attention", choice);
-    return {with_distances(in), {}};
-  }
-  RowAttention rows = rows_of(in);
-  const bool sparse = rows.normalizer.kind != Normalizer::kSoftmax;
+  const bool sparse = normalizer(in.noise.has_value()).kind != Normalizer::kSoftmax;
   if (choice == Path::kFused && !sparse) {  // its kernels record their choice
     if (!choice.why.empty()) take_path("dense attention", choice);
     return {fused(in), {}};
   }
-  const Path path = take_path("dense attention", choice);
-  if (path != Path::kFused) return {path == Path::kReference ? reference(in) : by_library(in), {}};
-  set_key_ranges(rows, shape_.causal, in.key_lengths_B, in.segments_q_BL, in.segments_kv_BS);
-  return {attend_rows(rows), {}};
+  switch (take_path("dense attention", choice)) {
+    case Path::kReference:
+      return {reference(in), {}};
+    case Path::kSdpa:
+      return {by_library(in), {}};
+    case Path::kFused:
+      return {fused_sparse(in), {}};
+  }
+  return {};
 }
 
 PathChoice DenseAttention::choose(const AttentionInput& in, Path limit) const {
-  if (distances_) {
-    if (limit != Path::kFused) return {Path::kReference};
-    return {Path::kReference, "sinusoidal distances have no kernels"};
-  }
   const at::Tensor& q = in.q_BHLD;
   const RowAttention rows = rows_of(in);
   if (rows.normalizer.kind != Normalizer::kSoftmax) {
     if (limit != Path::kFused) return {Path::kReference};
     if (terms_.sink(q).defined()) return {Path::kReference, "only softmax has kernels with sinks"};
     return fused_unless(why_not_row_kernels(rows));
+  }
+  if (distances_) {
+    if (limit != Path::kFused) return {Path::kReference};
+    return {Path::kReference, "softmax with sinusoidal distances has no kernels"};
   }
   const bool drops = in.noise && dropout_ > 0, has_sinks = terms_.sink(q).defined();
   // LibTorch's fused kernels cannot use our noise, and have no sinks.
@@ -153,21 +154,31 @@ PathChoice DenseAttention::choose(const AttentionInput& in, Path limit) const {
 }
 
 at::Tensor DenseAttention::reference(const AttentionInput& in) const {
+  const bool trains = in.noise.has_value();
+  RowAttention rows = rows_of(in);
   at::Tensor mask = key_mask(in);
   if (shape_.causal) mask = and_defined(mask, earlier_keys(in));
-  return reference_rows(rows_of(in), mask, terms_.sink(in.q_BHLD));
+  if (distances_) {
+    distances_->add_to(rows, trains);
+    const std::int64_t L = in.q_BHLD.size(2), S = in.k_BHSD.size(2);
+    const at::Tensor first_1L = distances_->first_keys(L, S, trains, in.q_BHLD.device());
+    mask = at::logical_and(mask, at::arange(S, first_1L.options()) >= first_1L.view({L, 1}));
+  }
+  return reference_rows(rows, mask, terms_.sink(in.q_BHLD));
 }
 
-at::Tensor DenseAttention::with_distances(const AttentionInput& in) const {
-  const bool trains = in.noise.has_value();
-  const at::Tensor mask = and_defined(
-      key_mask(in),
-      distances_->visible(in.q_BHLD.size(2), in.k_BHSD.size(2), trains, in.q_BHLD.device()));
-  const at::Tensor p_BHLS =
-      normalize_rows(normalizer(trains), distances_->scores(in.q_BHLD, in.k_BHSD, trains), mask,
-                     terms_.sink(in.q_BHLD));
-  return at::matmul(drop_probabilities(p_BHLS, dropout_, in.noise).to(in.v_BHSD.scalar_type()),
-                    to_query_heads(in.v_BHSD, in.q_BHLD.size(1)));
+at::Tensor DenseAttention::fused_sparse(const AttentionInput& in) const {
+  RowAttention rows = rows_of(in);
+  set_key_ranges(rows, shape_.causal, in.key_lengths_B, in.segments_q_BL, in.segments_kv_BS);
+  if (distances_) {
+    const at::Tensor& q = in.q_BHLD;
+    const bool trains = in.noise.has_value();
+    distances_->add_to(rows, trains);
+    rows.q_BHLD = rows.q_BHLD.to(q.scalar_type());
+    rows.first_BL = rows.first_BL.maximum(
+        distances_->first_keys(q.size(2), in.k_BHSD.size(2), trains, q.device()));
+  }
+  return attend_rows(rows);
 }
 
 at::Tensor DenseAttention::by_library(const AttentionInput& in) const {
@@ -295,7 +306,7 @@ at::Tensor DenseAttention::decode_step(DecodeState& state, const AttentionInput&
     AttentionInput all = in;
     all.k_BHSD = cache.keys(0, cache.size());
     all.v_BHSD = cache.values(0, cache.size());
-    return with_distances(all);
+    return reference(all);
   }
   return terms_.attend(in.q_BHLD, cache.keys(0, cache.size()), cache.values(0, cache.size()),
                        cache.size(), normalizer(/*trains=*/false));

@@ -1,6 +1,6 @@
 // Attention over every key or, when causal, over the token's own key and every past one. With
 // softmax, on the CPU it uses the block-attention kernels, with a sequence as one block; on a GPU
-// it uses LibTorch's. With sinusoidal distances it has only the reference path.
+// it uses LibTorch's. Softmax with sinusoidal distances has only the reference path.
 #pragma once
 
 #include <optional>
@@ -42,9 +42,7 @@ class DenseAttention : public Mechanism {
   // Of a pass of training or not.
   RowNormalizer normalizer(bool trains) const;
   PathChoice choose(const AttentionInput& in, Path limit) const;
-  // The output with sinusoidal distances: [B, H, L, D].
-  at::Tensor with_distances(const AttentionInput& in) const;
-  // For sparse normalizers, without the ranges of keys.
+  // Without ranges of keys and sinusoidal distances.
   RowAttention rows_of(const AttentionInput& in) const;
   // For our CPU kernels, the sequence as one block, without masks.
   BlockAttention as_one_block(const AttentionInput& in) const;
@@ -54,7 +52,8 @@ class DenseAttention : public Mechanism {
   // and by our kernels.
   at::Tensor reference(const AttentionInput& in) const;
   at::Tensor by_library(const AttentionInput& in) const;
-  at::Tensor fused(const AttentionInput& in) const;
+  at::Tensor fused(const AttentionInput& in) const;         // of softmax
+  at::Tensor fused_sparse(const AttentionInput& in) const;  // of a sparse normalizer
   // bool [B or 1, 1, L, S], regardless of causality. Undefined where every key is visible.
   at::Tensor key_mask(const AttentionInput& in) const;
 

@@ -51,7 +51,7 @@ void run_kernels(const EntmaxParams& params, bool backwards) {
   });
 }
 
-void run_top_k(const HeadTensors& x, const SavedRows& saved, bool backwards) {
+void run_top_k(const RowTensors& x, const SavedRows& saved, bool backwards) {
   const RowArguments<TopKParams> arguments = top_k_arguments(x, saved);
   const TopKParams& params = arguments.params;
   if (x.d_out_BHLD.defined()) {
@@ -65,7 +65,7 @@ void run_top_k(const HeadTensors& x, const SavedRows& saved, bool backwards) {
   emulate_listed_values(params);
 }
 
-void run_entmax(const HeadTensors& x, const SavedRows& saved, const at::Tensor& d_alpha_BHL,
+void run_entmax(const RowTensors& x, const SavedRows& saved, const at::Tensor& d_alpha_BHL,
                 bool backwards) {
   const RowArguments<EntmaxParams> arguments = entmax_arguments(x, saved, d_alpha_BHL);
   if (!x.d_out_BHLD.defined()) return run_kernels<EntmaxForward>(arguments.params, backwards);
@@ -82,11 +82,12 @@ Emulated emulate(const RowAttentionProblem& problem, bool backwards = false) {
   const RowAttention& in = problem.attention;
   EXPECT_EQ(why_not_gpu_rows(in), "");
   const auto spoilt = [](const at::Tensor& x) { return at::full_like(x, NAN); };
-  HeadTensors x;
+  RowTensors x;
   x.q_BHLD = in.q_BHLD;
   x.k_BHSD = in.k_BHSD;
   x.v_BHSD = in.v_BHSD;
   x.out_BHLD = spoilt(x.q_BHLD);
+  x.terms_BHLS = in.distance_terms_BHLS;
   const SavedRows saved = new_saved_rows(in);
   for (const at::Tensor& each : {saved.weight_BHLk, saved.threshold_BHL}) {
     if (each.defined()) each.fill_(NAN);
@@ -103,12 +104,14 @@ Emulated emulate(const RowAttentionProblem& problem, bool backwards = false) {
   x.d_q_BHLD = spoilt(x.q_BHLD);
   x.d_k_BHSD = spoilt(x.k_BHSD);
   x.d_v_BHSD = spoilt(x.v_BHSD);
+  if (x.terms_BHLS.defined()) x.d_terms_BHLS = at::zeros_like(x.terms_BHLS);
   run();
   Emulated emulated{saved, {x.out_BHLD, x.d_q_BHLD, x.d_k_BHSD, x.d_v_BHSD}};
   if (d_alpha_BHL.defined()) {
     emulated.results.push_back(
         d_alpha_BHL.to(at::kDouble).sum(2).sum(0).to(in.normalizer.alpha_H.scalar_type()));
   }
+  if (x.terms_BHLS.defined()) emulated.results.push_back(x.d_terms_BHLS);
   return emulated;
 }
 
@@ -124,9 +127,14 @@ std::vector<RowNormalizer> entmaxes() {
 }
 RowNormalizer top_k(std::int64_t k) { return {.kind = Normalizer::kTopK, .top_k = k}; }
 
-// No lengths are multiples of a tile; one is below k; some differ, as in cross-attention.
-const std::vector<RowAttentionSize> kSizes = {
-    {150, 150, 64, true}, {70, 133, 40, false}, {133, 70, 128, false}, {5, 5, 8, true}};
+// No lengths are multiples of a tile; one is below k; some differ, as in cross-attention and with
+// earlier tokens as keys.
+const std::vector<RowAttentionSize> kSizes = {{150, 150, 64, true},
+                                              {70, 133, 40, false},
+                                              {133, 70, 128, false},
+                                              {5, 5, 8, true},
+                                              {70, 150, 64, true, /*distances=*/true},
+                                              {133, 133, 128, true, /*distances=*/true}};
 
 TEST(TopKTiles, ErrorsAreThoseOfTheReference) {
   const auto check = [](const RowAttentionSize& size, std::int64_t k, at::ScalarType dtype) {

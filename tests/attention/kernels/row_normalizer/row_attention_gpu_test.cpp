@@ -18,7 +18,8 @@ std::vector<at::Tensor> solve_once(const RowAttentionProblem& problem) {
   in.end_BL = in.end_BL.cuda();
   const auto leaf = [](const at::Tensor& x) { return x.cuda().set_requires_grad(true); };
   std::vector<at::Tensor> leaves;
-  for (at::Tensor* x : {&in.q_BHLD, &in.k_BHSD, &in.v_BHSD, &in.normalizer.alpha_H}) {
+  for (at::Tensor* x :
+       {&in.q_BHLD, &in.k_BHSD, &in.v_BHSD, &in.normalizer.alpha_H, &in.distance_terms_BHLS}) {
     if (x->defined()) leaves.push_back(*x = leaf(*x));
   }
   EXPECT_EQ(why_not_row_kernels(in), "");
@@ -60,11 +61,15 @@ void expect_as_exact_on_gpu(const std::vector<RowAttentionSize>& sizes) {
 
 // Also run under compute-sanitizer.
 TEST(RowAttentionKernel, SmallIsAsExactAsTheReference) {
-  expect_as_exact_on_gpu({{150, 150, 64, true}, {70, 133, 40, false}, {133, 70, 128, false}});
+  expect_as_exact_on_gpu({{150, 150, 64, true},
+                          {70, 133, 40, false},
+                          {133, 70, 128, false},
+                          {70, 150, 64, true, /*distances=*/true}});
 }
 
 TEST(RowAttentionKernel, LongIsAsExactAsTheReference) {
-  expect_as_exact_on_gpu({{1500, 1500, 64, true}, {1000, 2000, 128, false}});
+  expect_as_exact_on_gpu(
+      {{1500, 1500, 64, true}, {1000, 2000, 128, false}, {1000, 1500, 128, true, true}});
 }
 
 }  // namespace

@@ -1,6 +1,7 @@
 #include "tests/attention/kernels/row_normalizer/row_attention_problem.h"
 
 #include <ATen/ATen.h>
+#include <ATen/OpMathType.h>
 #include <fmt/core.h>
 #include <torch/csrc/autograd/autograd.h>
 
@@ -17,6 +18,8 @@ RowAttentionProblem RowAttentionProblem::to(at::ScalarType dtype) const {
                         &other.d_out_BHLD}) {
     *x = x->to(dtype);
   }
+  at::Tensor& terms = other.attention.distance_terms_BHLS;
+  if (terms.defined()) terms = terms.to(at::toOpMathType(dtype));
   return other;
 }
 
@@ -30,13 +33,15 @@ RowAttentionProblem random_rows(const RowAttentionSize& size, const RowNormalize
   const at::Tensor query_L = at::arange(L, at::kInt), all_L = at::full({L}, S, at::kInt);
   at::Tensor first_L = at::zeros({L}, at::kInt), end_L = all_L.clone();
   if (size.causal) {
-    end_L = query_L + 1;
+    end_L = query_L + (S - L + 1);
     first_L = at::where(query_L >= L / 3, L / 3, 0).to(at::kInt);
   } else {
     end_L.sub_(S / 7);
   }
   if (L > 8) end_L[7] = first_L[7];
-  const at::Tensor whole_L = size.causal ? query_L + 1 : all_L;
+  const at::Tensor whole_L = size.causal ? query_L + (S - L + 1) : all_L;
+  at::Tensor terms_BHLS;
+  if (size.distances) terms_BHLS = random_tensor({B, H, L, S}, at::toOpMathType(dtype), 5);
   return {{.q_BHLD = rows(L, 1),
            .k_BHSD = rows(S, 2),
            .v_BHSD = rows(S, 3),
@@ -44,9 +49,22 @@ RowAttentionProblem random_rows(const RowAttentionSize& size, const RowNormalize
            .end_BL = at::stack({whole_L, end_L}),
            .normalizer = normalizer,
            .dropout = 0,
-           .noise = {}},
+           .noise = {},
+           .distance_terms_BHLS = terms_BHLS},
           rows(L, 4)};
 }
+
+namespace {
+
+// From the terms of distances to those of pairs of queries and keys.
+at::Tensor of_pairs(const at::Tensor& terms_BHLS) {
+  const std::int64_t L = terms_BHLS.size(2), S = terms_BHLS.size(3);
+  const at::Tensor position_L1 = at::arange(S - L, S).unsqueeze(1),
+                   distance_LS = (position_L1 - at::arange(S)).clamp_min(0);
+  return terms_BHLS.gather(3, (S - 1 - distance_LS).expand(terms_BHLS.sizes()));
+}
+
+}  // namespace
 
 std::vector<at::Tensor> solve_by_reference(const RowAttentionProblem& problem) {
   const RowAttention& in = problem.attention;
@@ -62,9 +80,13 @@ std::vector<at::Tensor> solve_by_reference(const RowAttentionProblem& problem) {
   const at::Tensor key_S = at::arange(k.size(2), in.first_BL.options()),
                    mask_B1LS = at::logical_and(key_S >= in.first_BL.unsqueeze(2),
                                                key_S < in.end_BL.unsqueeze(2))
-                                   .unsqueeze(1),
-                   scores_BHLS = at::matmul(q.to(wide), k.to(wide).transpose(2, 3)) /
-                                 std::sqrt(static_cast<double>(q.size(3))),
+                                   .unsqueeze(1);
+  at::Tensor products_BHLS = at::matmul(q.to(wide), k.to(wide).transpose(2, 3));
+  if (in.distance_terms_BHLS.defined()) {
+    leaves.push_back(leaf(in.distance_terms_BHLS));
+    products_BHLS = products_BHLS + of_pairs(leaves.back());
+  }
+  const at::Tensor scores_BHLS = products_BHLS / std::sqrt(static_cast<double>(q.size(3))),
                    p_BHLS = normalize_rows(normalizer, scores_BHLS, mask_B1LS, {}),
                    out = at::matmul(p_BHLS.to(v.scalar_type()), v);
   std::vector<at::Tensor> results{out.detach()};

@@ -21,15 +21,16 @@ struct RowAttentionProblem {
 
 struct RowAttentionSize {
   std::int64_t queries, keys, head_dim;
-  bool causal;
+  bool causal;             // the queries are the last of the tokens
+  bool distances = false;  // with terms of distances
 };
 // B = 2, H = 2, in the layers' layout. The first sample has all keys, if causal up to the query's
 // own; the second has documents (causal) or padding, and query 7, if there is one, sees no key.
 RowAttentionProblem random_rows(const RowAttentionSize& size, const RowNormalizer& normalizer,
                                 at::ScalarType dtype);
 
-// out, d_q, d_k, d_v and, if there are exponents, their gradient, as DenseAttention's reference
-// computes them.
+// out, d_q, d_k, d_v and, if there are exponents and terms of distances, their gradients, as
+// DenseAttention's reference computes them.
 std::vector<at::Tensor> solve_by_reference(const RowAttentionProblem& problem);
 
 // Checks that the errors of `solve`, which returns what solve_by_reference() does, are at most

@@ -185,9 +185,12 @@ TEST(TopK, ADivisorKeepsAShareOfWhatAQuerySees) {
 
 struct RowProblem : HeadProblem {
   at::Tensor first{}, end{}, kept{};  // int32 [L]
+  at::Tensor terms{};                 // [L, S]; undefined: none
 };
 struct RowResults : HeadResults {
   double d_alpha = 0;
+  double d_alpha_size = 0;  // the sum of the absolute terms of queries; only of the reference
+  at::Tensor d_terms{};
 };
 
 template <typename T>
@@ -204,6 +207,10 @@ RowResults run_head(const RowKernels<T>& kernels, const RowNormalizer& normalize
     static_cast<HeadResults&>(results) = set_rows(head, in);
     head.first = in.first.const_data_ptr<std::int32_t>();
     head.end = in.end.const_data_ptr<std::int32_t>();
+    if (!in.terms.defined()) return;
+    results.d_terms = at::zeros_like(in.terms);
+    head.terms = {static_cast<const Sum<T>*>(in.terms.const_data_ptr()), in.terms.size(1)};
+    head.d_terms = {static_cast<Sum<T>*>(results.d_terms.mutable_data_ptr()), in.terms.size(1)};
   };
   if (normalizer.kind == Normalizer::kTopK) {
     const TopKShape lists{shape, static_cast<int>(normalizer.top_k)};
@@ -242,18 +249,28 @@ RowResults reference_of(const RowNormalizer& normalizer, at::ScalarType dtype,
   const at::Tensor q = leaf(in.q), k = leaf(in.k), v = leaf(in.v),
                    key = at::arange(in.k.size(0), at::kInt),
                    mask = at::logical_and(key >= in.first.unsqueeze(1), key < in.end.unsqueeze(1));
+  // Queries take the place of heads, so that each has an exponent.
   RowNormalizer of = normalizer;
-  if (of.alpha_H.defined()) of.alpha_H = of.alpha_H.narrow(0, 0, 1).clone().set_requires_grad(true);
+  if (of.alpha_H.defined()) {
+    of.alpha_H = of.alpha_H.narrow(0, 0, 1).repeat(in.q.size(0)).set_requires_grad(true);
+  }
   const auto wide = dtype == at::kDouble ? at::kDouble : at::kFloat;
-  const at::Tensor s = at::matmul(q.to(wide), k.to(wide).transpose(2, 3)) /
-                       std::sqrt(static_cast<double>(in.q.size(1)));
-  const at::Tensor out = at::matmul(normalize_rows(of, s, mask, {}), v.to(wide)).to(dtype);
+  at::Tensor s = at::matmul(q.to(wide), k.to(wide).transpose(2, 3)), terms;
+  if (in.terms.defined()) s = s + (terms = in.terms.to(wide).clone().set_requires_grad(true));
+  s = s / std::sqrt(static_cast<double>(in.q.size(1)));
+  const at::Tensor p = normalize_rows(of, s.transpose(1, 2), mask.unsqueeze(1), {}),
+                   out = at::matmul(p.transpose(1, 2), v.to(wide)).to(dtype);
   std::vector<at::Tensor> leaves{q, k, v};
   if (of.alpha_H.defined()) leaves.push_back(of.alpha_H);
+  if (terms.defined()) leaves.push_back(terms);
   const auto d = torch::autograd::grad({(out * in.d_out.to(dtype)).sum()}, leaves);
   const auto squeeze = [](const at::Tensor& x) { return x.detach()[0][0]; };
   RowResults results{{squeeze(out), squeeze(d[0]), squeeze(d[1]), squeeze(d[2])}};
-  if (leaves.size() > 3) results.d_alpha = d[3].item<double>();
+  if (of.alpha_H.defined()) {
+    results.d_alpha = d[3].sum().item<double>();
+    results.d_alpha_size = d[3].abs().sum().item<double>();
+  }
+  if (terms.defined()) results.d_terms = d.back();
   return results;
 }
 
@@ -268,6 +285,7 @@ void expect_row_reference(at::ScalarType dtype) {
     in.end = causal ? at::arange(1, L + 1, at::kInt) : at::full({L}, S - S / 7, at::kInt);
     in.first = causal ? (at::arange(L, at::kInt) - 40).clamp_min(0) : at::zeros({L}, at::kInt);
     if (L > 8) in.end[7] = in.first[7];  // a query that sees nothing
+    if (D >= 64) in.terms = random_tensor({L, S}, at::toOpMathType(dtype), 5);
     for (const RowNormalizer& each :
          {RowNormalizer{.kind = Normalizer::kTopK, .top_k = 3},
           RowNormalizer{.kind = Normalizer::kTopK, .top_k = 64},
@@ -293,9 +311,15 @@ void expect_row_reference(at::ScalarType dtype) {
               2 * max_difference(plain.all()[i], exact.all()[i]) + 4 * power * rounding * size)
               << what << " result " << i;
         }
+        if (in.terms.defined()) {
+          const double size = exact.d_terms.abs().max().template item<double>();
+          EXPECT_LE(max_difference(fused.d_terms, exact.d_terms),
+                    2 * max_difference(plain.d_terms, exact.d_terms) + 4 * power * rounding * size)
+              << what << " terms";
+        }
         EXPECT_NEAR(fused.d_alpha, exact.d_alpha,
                     2 * std::abs(plain.d_alpha - exact.d_alpha) +
-                        20 * power * power * rounding * std::max(1.0, std::abs(exact.d_alpha)))
+                        5 * power * power * rounding * exact.d_alpha_size)
             << what;
       };
       for_each_set([](InstructionSet set) -> const RowKernels<T>& { return row_kernels<T>(set); },
