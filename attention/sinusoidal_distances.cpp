@@ -52,11 +52,11 @@ void SinusoidalDistances::add_to(RowAttention& attention, bool trains) const {
 
 at::Tensor SinusoidalDistances::first_keys(std::int64_t num_queries, std::int64_t num_keys,
                                            bool trains, at::Device device) const {
-  const auto indices = at::TensorOptions(at::kInt).device(device);
-  const std::int64_t window = trains ? 0 : options_.evaluation_window;
-  if (window == 0) return at::zeros({1, num_queries}, indices);
-  const std::int64_t first = num_keys - num_queries + 1 - window;
-  return at::arange(first, first + num_queries, indices).clamp_min(0).unsqueeze(0);
+  if (trains || options_.evaluation_window == 0) return {};
+  const std::int64_t first = num_keys - num_queries + 1 - options_.evaluation_window;
+  return at::arange(first, first + num_queries, at::TensorOptions(at::kInt).device(device))
+      .clamp_min(0)
+      .unsqueeze(0);
 }
 
 double SinusoidalDistances::forward_flops(std::int64_t num_tokens) const {

@@ -28,7 +28,7 @@ class SinusoidalDistances {
   // becomes q + u, in the type of sums, and the terms of distances are set. Outside training,
   // distances count as shape.distances says.
   void add_to(RowAttention& attention, bool trains) const;
-  // int32 [1, L]: the first key that each query sees.
+  // int32 [1, L]: the first key that each query sees; undefined: 0.
   at::Tensor first_keys(std::int64_t num_queries, std::int64_t num_keys, bool trains,
                         at::Device device) const;
 

@@ -286,19 +286,24 @@ class EntmaxPasses : public HeadTiles<T> {
           store(p_ + n * kRows + i * kN, weight_of(u) * factors(r, i * kN, listed_[first + n]));
         }
       }
-      for (int n = 0; head_.d_terms.data != nullptr && n < count; ++n) {
-        for (int i = 0; i < r.count; ++i) {
-          const S d_s = g_[n * kRows + i];
-          if (d_s == 0) continue;  // perhaps of a key that the query does not see
-          store_term_gradient(head_, r.first + i, listed_[first + n],
-                              d_s * static_cast<S>(shape_.scale));
-        }
-      }
+      if (head_.d_terms.data != nullptr) write_term_gradients(r, first, count);
       add_listed(g_, count);
       add_to_listed(g_, first, count, q, r.count, nan_in_q, d_k_);
       add_to_listed(p_, first, count, d_out, r.count, nan_in_d_out, d_v_);
     });
     this->write(acc_, r.count, static_cast<S>(shape_.scale), r.first, head_.d_q);
+  }
+
+  // From g_, for listed keys of a tile. Keys that a query does not see are among those with 0.
+  void write_term_gradients(const Rows& r, int first, int count) const {
+    for (int n = 0; n < count; ++n) {
+      for (int i = 0; i < r.count; ++i) {
+        const S d_s = g_[n * kRows + i];
+        if (d_s == 0) continue;
+        head_.d_terms.data[(r.first + i) * head_.d_terms.stride + listed_[first + n]] =
+            d_s * static_cast<S>(shape_.scale);
+      }
+    }
   }
 
   Vector<S> listed(int n, int i) const {

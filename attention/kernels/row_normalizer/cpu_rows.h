@@ -27,8 +27,8 @@ struct TopKShape : HeadShape {
 template <typename T>
 struct RowHead : AttentionHead<T> {
   const std::int32_t *first = nullptr, *end = nullptr;  // [L]
-  // t_ij at row i, column j, for keys that the query sees; null: 0. backward writes gradients that
-  // are not 0.
+  // t_ij at row i, column j, for keys that the query sees; null: 0. d_terms holds zeros before
+  // backward, which writes the gradients of keys with a weight.
   Rows<const Sum<T>> terms;
   Rows<Sum<T>> d_terms;
 };

@@ -18,12 +18,5 @@ void add_terms(const RowHead<T>& head, Sum<T> scale, int first_query, int num_qu
   }
 }
 
-template <typename T>
-void store_term_gradient(const RowHead<T>& head, int query, int key, Sum<T> gradient) {
-  if (head.d_terms.data != nullptr) {
-    head.d_terms.data[query * head.d_terms.stride + key] = gradient;
-  }
-}
-
 }  // namespace
 }  // namespace birkhoff

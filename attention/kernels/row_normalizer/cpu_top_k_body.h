@@ -203,6 +203,7 @@ class TopKPasses : public HeadTiles<T> {
     const std::int32_t* index = head_.index + std::ptrdiff_t{query} * shape_.kept;
     const S* weight = head_.weight + std::ptrdiff_t{query} * shape_.kept;
     const S *q = q_ + row(query), *d_out = d_out_ + row(query);
+    const Rows<S>& d_terms = head_.d_terms;
     S d_p[kMaxKeptKeys], delta = 0;
     for (int n = 0; n < shape_.kept && index[n] >= 0; ++n) {
       const S c = factor(query, index[n]);
@@ -213,7 +214,9 @@ class TopKPasses : public HeadTiles<T> {
     for (int d = 0; d < this->columns; ++d) acc_[d] = 0;
     for (int n = 0; n < shape_.kept && index[n] >= 0; ++n) {
       const S d_s = weight[n] * (d_p[n] - delta);
-      store_term_gradient(head_, query, index[n], d_s * static_cast<S>(shape_.scale));
+      if (d_terms.data != nullptr) {
+        d_terms.data[query * d_terms.stride + index[n]] = d_s * static_cast<S>(shape_.scale);
+      }
       add_scaled(d_s, k_ + row(index[n]), acc_);
       add_scaled(d_s, q, d_k_ + row(index[n]));
     }

@@ -22,7 +22,7 @@ struct RowArguments {
 };
 
 // Rows must be aligned to 16 bytes. For the forward pass x has no gradients; for the backward pass,
-// it has all; of terms of distances, if there are any, and zeros.
+// it has all. d_terms, if there are terms of distances, holds zeros.
 RowArguments<TopKParams> top_k_arguments(const RowTensors& x, const SavedRows& saved);
 // d_alpha_BHL, if it is defined, gets each query's term of the gradient of the exponents, in fp32.
 RowArguments<EntmaxParams> entmax_arguments(const RowTensors& x, const SavedRows& saved,

@@ -142,8 +142,8 @@ class RowTilesBody : protected TileBody<Thread, kHeadDim> {
 
   // ---- Elements.
 
-  // The key of element i of a lane's pairs, whose columns are the keys from `first` on.
-  BIRKHOFF_DEVICE int key_of(int first, int i) const {
+  // The column of element i of a lane's pairs, whose first column is `first`.
+  BIRKHOFF_DEVICE int column_of(int first, int i) const {
     return first + i / 4 * 8 + place_in_c(lane_, i % 4).column;
   }
 
@@ -156,7 +156,7 @@ class RowTilesBody : protected TileBody<Thread, kHeadDim> {
       BIRKHOFF_UNROLL
       for (int i = 0; i < 4 * kGroups; ++i) {
         const OwnQuery& query = own[i % 4 / 2];
-        const int key = key_of(first, i);
+        const int key = column_of(first, i);
         if (query.keys.holds(key)) s[i / 4][i % 4] += p_.terms[query.term + key];
       }
     }
@@ -171,7 +171,8 @@ class RowTilesBody : protected TileBody<Thread, kHeadDim> {
     if (!thread_.any(!sees_all)) return;
     BIRKHOFF_UNROLL
     for (int i = 0; i < 4 * kGroups; ++i) {
-      s[i / 4][i % 4] = own[i % 4 / 2].keys.holds(key_of(first, i)) ? s[i / 4][i % 4] : -kInfinity;
+      s[i / 4][i % 4] =
+          own[i % 4 / 2].keys.holds(column_of(first, i)) ? s[i / 4][i % 4] : -kInfinity;
     }
   }
 

@@ -124,12 +124,12 @@ class EntmaxQueries : public RowTilesBody<Thread, kHeadDim, EntmaxParams> {
       const std::int64_t at = this->number_of(head, p_.queries, query);
       if (writes) p_.mean[at] = mean[half];
       if (p_.d_alpha == nullptr) continue;
-      const float pg = this->row_sum(sum_pg[half]) / this->row_sum(sum_p[half]),
+      const float p = this->row_sum(sum_p[half]), pg = this->row_sum(sum_pg[half]),
                   e = this->row_sum(sum_e[half]), eg = this->row_sum(sum_eg[half]);
       if (!writes) continue;
       p_.d_alpha[at] =
-          total != 0 ? power.inverse * (power.inverse * (pg - mean[half]) + eg - mean[half] * e)
-                     : 0;
+          p != 0 ? power.inverse * (power.inverse * (pg / p - mean[half]) + eg - mean[half] * e)
+                 : 0;
     }
 
     Columns d_q = {};
@@ -140,7 +140,7 @@ class EntmaxQueries : public RowTilesBody<Thread, kHeadDim, EntmaxParams> {
         float& d = d_s[i / 4][i % 4];
         d = x != 0 ? power.slope_of(x) * (d - mean[i % 4 / 2]) : 0;
         if (p_.d_terms != nullptr && x != 0) {
-          p_.d_terms[own[i % 4 / 2].term + this->key_of(first, i)] = p_.scale * d;
+          p_.d_terms[own[i % 4 / 2].term + this->column_of(first, i)] = p_.scale * d;
         }
       }
       this->multiply_columns(d_q, d_s, k_tile, j);
@@ -216,7 +216,7 @@ class EntmaxKeys : public RowTilesBody<Thread, kHeadDim, EntmaxParams> {
             BIRKHOFF_UNROLL
             for (int n = 0; n < kPairs; ++n) {
               const float mean =
-                  thread_.template load_shared<float>(q_tile + kMeans + 4 * column_of(i, n));
+                  thread_.template load_shared<float>(q_tile + kMeans + 4 * this->column_of(i, n));
               const float u = p[n / 4][n % 4], r = power.slope_of(u);
               d_s[n / 4][n % 4] = u != 0 ? r * (d_s[n / 4][n % 4] - mean) : 0;
               p[n / 4][n % 4] = u * r;
@@ -234,10 +234,6 @@ class EntmaxKeys : public RowTilesBody<Thread, kHeadDim, EntmaxParams> {
   static constexpr int kPairs = 4 * (kQueriesAtOnce / 8);
 
   static BIRKHOFF_DEVICE std::uint32_t stage_of(int stage) { return kStages + stage * kStageBytes; }
-  // The column of a lane's element n of the pairs from column `first` on.
-  BIRKHOFF_DEVICE int column_of(int first, int n) const {
-    return first + n / 4 * 8 + place_in_c(lane_, n % 4).column;
-  }
 
   BIRKHOFF_DEVICE void load_queries(GpuHead head, int first, int stage) const {
     const std::uint32_t to = stage_of(stage);
@@ -252,8 +248,8 @@ class EntmaxKeys : public RowTilesBody<Thread, kHeadDim, EntmaxParams> {
     thread_.template copy_async<4>(to + kMeans + 4 * row, p_.mean + at, exists);
   }
 
-  // Turns products of the own keys with the queries from column `first` of a tile on, whose first
-  // query is named, into u. Returns whether the warp has a weight there.
+  // Turns products of the own keys with the queries from column `first` on of the tile that begins
+  // with first_query into u. Returns whether the warp has a weight there.
   BIRKHOFF_DEVICE bool take_above(Pairs& s, const EntmaxPower<Thread>& power, GpuHead head,
                                   int first_key, int first_query, std::uint32_t q_tile,
                                   int first) const {
@@ -261,7 +257,7 @@ class EntmaxKeys : public RowTilesBody<Thread, kHeadDim, EntmaxParams> {
     bool has = false;
     BIRKHOFF_UNROLL
     for (int n = 0; n < kPairs; ++n) {
-      const int column = column_of(first, n),
+      const int column = this->column_of(first, n),
                 key = first_key + first_row_ + place_in_c(lane_, n % 4).row;
       const auto range = thread_.template load_shared<KeyRange>(q_tile + kRanges + 8 * column);
       const auto threshold = thread_.template load_shared<float>(q_tile + kThresholds + 4 * column);

@@ -20,16 +20,16 @@ struct RowAttentionParams {
   float scale;                                    // of q . k
   const std::int32_t *first, *end;                // [B, L]: query l sees the keys [first, end)
   RowsParams q, k, v, out, d_out, d_q, d_k, d_v;  // aligned to 16 bytes; d_ in the backward pass
-  // [B, H, L, S]: RowAttention::distance_terms_BHLS; null: there are none. The backward pass finds
-  // gradients of 0.
+  // [B, H, L, S]: RowAttention::distance_terms_BHLS; null: there are none. d_terms holds zeros
+  // before the backward pass, which writes the gradients of keys with a weight.
   const float* terms;
   float* d_terms;
 
-  // The index of the term of a query and a key that it sees.
+  // The index of the term of a query and a key that it sees; of key 0, to which other keys are
+  // added, whether it is seen or not.
   BIRKHOFF_DEVICE std::int64_t term_of(GpuHead head, int query, int key) const {
-    const std::int64_t rows = (std::int64_t{head.b} * heads + head.h) * queries + query,
-                       column = keys - 1 - (keys - queries + query - key);
-    return rows * keys + column;
+    const std::int64_t row = (std::int64_t{head.b} * heads + head.h) * queries + query;
+    return row * keys + (queries - 1 - query + key);
   }
 };
 

@@ -256,6 +256,7 @@ std::vector<at::Tensor> fused_backward(const RowAttention& in, const RowResults&
   x.q_BHLD = with_fitting_rows(in.q_BHLD);
   x.k_BHSD = with_fitting_rows(in.k_BHSD);
   x.v_BHSD = with_fitting_rows(in.v_BHSD);
+  x.terms_BHLS = in.distance_terms_BHLS;
   SavedRows saved = new_saved_rows(in);
   saved.index_BHLk = results.index_BHLk;
   saved.weight_BHLk = results.weight_BHLk;
@@ -263,7 +264,7 @@ std::vector<at::Tensor> fused_backward(const RowAttention& in, const RowResults&
   const auto learned =
       learns_alpha ? std::optional(in.normalizer.alpha_H.scalar_type()) : std::nullopt;
   return FusedRows::gradients_of(x, saved, in.dropout, in.noise, d_out_BHLD, learned,
-                                 /*has_terms=*/false);
+                                 x.terms_BHLS.defined());
 }
 
 at::Tensor reference_rows(const RowAttention& in, const at::Tensor& mask,
@@ -271,7 +272,7 @@ at::Tensor reference_rows(const RowAttention& in, const at::Tensor& mask,
   const std::int64_t H = in.q_BHLD.size(1);
   at::Tensor q_BHLD = in.q_BHLD, k_BHSD = to_query_heads(in.k_BHSD, H);
   const at::Tensor& terms_BHLS = in.distance_terms_BHLS;
-  // Rounded scores would be equal often.
+  // Rounded scores would be equal often, and terms of distances are wide.
   if (in.normalizer.kind != Normalizer::kSoftmax || terms_BHLS.defined()) {
     const at::ScalarType type = at::toOpMathType(q_BHLD.scalar_type());
     q_BHLD = q_BHLD.to(type);

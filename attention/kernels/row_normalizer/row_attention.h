@@ -59,7 +59,8 @@ struct RowResults {
 };
 
 RowResults fused_forward(const RowAttention& in);
-// The gradients of q, k, v and, if it learns, alpha. Does not read results.out_BHLD.
+// The gradients of q, k, v and, if it learns, alpha, and of the terms of distances, if there are
+// any. Does not read results.out_BHLD.
 std::vector<at::Tensor> fused_backward(const RowAttention& in, const RowResults& results,
                                        const at::Tensor& d_out_BHLD, bool learns_alpha);
 

@@ -92,26 +92,27 @@ at::Tensor DenseAttention::key_mask(const AttentionInput& in) const {
 AttentionOutput DenseAttention::attend(const AttentionInput& in, Path limit) const {
   require(!shape_.causal || distances_ || in.q_BHLD.size(2) == in.k_BHSD.size(2),
           "causal attention needs as many keys as queries");
-  const PathChoice choice = choose(in, limit);
-  const bool sparse = normalizer(in.noise.has_value()).kind != Normalizer::kSoftmax;
+  const RowAttention rows = rows_of(in);
+  const PathChoice choice = choose(in, rows, limit);
+  const bool sparse = rows.normalizer.kind != Normalizer::kSoftmax;
   if (choice == Path::kFused && !sparse) {  // its kernels record their choice
     if (!choice.why.empty()) take_path("dense attention", choice);
     return {fused(in), {}};
   }
   switch (take_path("dense attention", choice)) {
     case Path::kReference:
-      return {reference(in), {}};
+      return {reference(in, rows), {}};
     case Path::kSdpa:
       return {by_library(in), {}};
     case Path::kFused:
-      return {fused_sparse(in), {}};
+      return {fused_sparse(in, rows), {}};
   }
   return {};
 }
 
-PathChoice DenseAttention::choose(const AttentionInput& in, Path limit) const {
+PathChoice DenseAttention::choose(const AttentionInput& in, const RowAttention& rows,
+                                  Path limit) const {
   const at::Tensor& q = in.q_BHLD;
-  const RowAttention rows = rows_of(in);
   if (rows.normalizer.kind != Normalizer::kSoftmax) {
     if (limit != Path::kFused) return {Path::kReference};
     if (terms_.sink(q).defined()) return {Path::kReference, "only softmax has kernels with sinks"};
@@ -153,31 +154,30 @@ PathChoice DenseAttention::choose(const AttentionInput& in, Path limit) const {
   return {ours.path};
 }
 
-at::Tensor DenseAttention::reference(const AttentionInput& in) const {
-  const bool trains = in.noise.has_value();
-  RowAttention rows = rows_of(in);
+at::Tensor DenseAttention::add_distances(RowAttention& rows) const {
+  if (!distances_) return {};
+  const bool trains = rows.noise.has_value();
+  distances_->add_to(rows, trains);
+  return distances_->first_keys(rows.q_BHLD.size(2), rows.k_BHSD.size(2), trains,
+                                rows.q_BHLD.device());
+}
+
+at::Tensor DenseAttention::reference(const AttentionInput& in, RowAttention rows) const {
   at::Tensor mask = key_mask(in);
   if (shape_.causal) mask = and_defined(mask, earlier_keys(in));
-  if (distances_) {
-    distances_->add_to(rows, trains);
-    const std::int64_t L = in.q_BHLD.size(2), S = in.k_BHSD.size(2);
-    const at::Tensor first_1L = distances_->first_keys(L, S, trains, in.q_BHLD.device());
-    mask = at::logical_and(mask, at::arange(S, first_1L.options()) >= first_1L.view({L, 1}));
+  if (const at::Tensor first_1L = add_distances(rows); first_1L.defined()) {
+    const at::Tensor key_S = at::arange(in.k_BHSD.size(2), first_1L.options());
+    mask = and_defined(mask, key_S >= first_1L.view({-1, 1}));
   }
   return reference_rows(rows, mask, terms_.sink(in.q_BHLD));
 }
 
-at::Tensor DenseAttention::fused_sparse(const AttentionInput& in) const {
-  RowAttention rows = rows_of(in);
+at::Tensor DenseAttention::fused_sparse(const AttentionInput& in, RowAttention rows) const {
   set_key_ranges(rows, shape_.causal, in.key_lengths_B, in.segments_q_BL, in.segments_kv_BS);
-  if (distances_) {
-    const at::Tensor& q = in.q_BHLD;
-    const bool trains = in.noise.has_value();
-    distances_->add_to(rows, trains);
-    rows.q_BHLD = rows.q_BHLD.to(q.scalar_type());
-    rows.first_BL = rows.first_BL.maximum(
-        distances_->first_keys(q.size(2), in.k_BHSD.size(2), trains, q.device()));
+  if (const at::Tensor first_1L = add_distances(rows); first_1L.defined()) {
+    rows.first_BL = rows.first_BL.maximum(first_1L);
   }
+  rows.q_BHLD = rows.q_BHLD.to(in.q_BHLD.scalar_type());
   return attend_rows(rows);
 }
 
@@ -306,7 +306,7 @@ at::Tensor DenseAttention::decode_step(DecodeState& state, const AttentionInput&
     AttentionInput all = in;
     all.k_BHSD = cache.keys(0, cache.size());
     all.v_BHSD = cache.values(0, cache.size());
-    return reference(all);
+    return reference(all, rows_of(all));
   }
   return terms_.attend(in.q_BHLD, cache.keys(0, cache.size()), cache.values(0, cache.size()),
                        cache.size(), normalizer(/*trains=*/false));

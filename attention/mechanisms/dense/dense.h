@@ -41,19 +41,23 @@ class DenseAttention : public Mechanism {
  private:
   // Of a pass of training or not.
   RowNormalizer normalizer(bool trains) const;
-  PathChoice choose(const AttentionInput& in, Path limit) const;
+  // `rows`: rows_of(in).
+  PathChoice choose(const AttentionInput& in, const RowAttention& rows, Path limit) const;
   // Without ranges of keys and sinusoidal distances.
   RowAttention rows_of(const AttentionInput& in) const;
+  // Adds sinusoidal distances, if there are any. Returns int32 [1, L], the first key that each
+  // query sees; undefined: key 0.
+  at::Tensor add_distances(RowAttention& rows) const;
   // For our CPU kernels, the sequence as one block, without masks.
   BlockAttention as_one_block(const AttentionInput& in) const;
   // Why kernels on tensor cores do not take it as one segment; empty if they do.
   std::string why_not_one_segment(const AttentionInput& in) const;
   // The output [B, H, L, D] in plain operations, by LibTorch's fused operations without dropout,
   // and by our kernels.
-  at::Tensor reference(const AttentionInput& in) const;
+  at::Tensor reference(const AttentionInput& in, RowAttention rows) const;
   at::Tensor by_library(const AttentionInput& in) const;
-  at::Tensor fused(const AttentionInput& in) const;         // of softmax
-  at::Tensor fused_sparse(const AttentionInput& in) const;  // of a sparse normalizer
+  at::Tensor fused(const AttentionInput& in) const;  // of softmax
+  at::Tensor fused_sparse(const AttentionInput& in, RowAttention rows) const;
   // bool [B or 1, 1, L, S], regardless of causality. Undefined where every key is visible.
   at::Tensor key_mask(const AttentionInput& in) const;
 

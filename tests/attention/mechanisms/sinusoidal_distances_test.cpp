@@ -21,14 +21,18 @@ namespace {
 
 constexpr std::int64_t kQueries = 7, kChannels = 5, kHeadDim = 3;
 
-Built build(const std::string& dense, SinusoidalOptions options = {}, std::int64_t key_heads = 2) {
+Built build(const std::string& dense, SinusoidalOptions options = {}, std::int64_t key_heads = 2,
+            at::ScalarType dtype = at::kDouble) {
   configs::Mechanism config;
   config.mutable_dense();
+  config.mutable_dense()->set_dropout(0.3);
   if (dense == "top_k") {
     config.mutable_dense()->set_normalizer(configs::DenseAttention::top_k);
     config.mutable_dense()->set_kept_keys(3);
   } else if (dense == "entmax15") {
     config.mutable_dense()->set_normalizer(configs::DenseAttention::entmax15);
+  } else if (dense == "entmax") {
+    config.mutable_dense()->set_normalizer(configs::DenseAttention::entmax);
   } else if (dense == "sparsemax") {
     config.mutable_dense()->set_normalizer(configs::DenseAttention::sparsemax);
   } else if (dense == "sink") {
@@ -42,7 +46,7 @@ Built build(const std::string& dense, SinusoidalOptions options = {}, std::int64
            .sequence_length = 32,
            .causal = true,
            .distances = options},
-          at::kDouble};
+          dtype};
 }
 
 at::Tensor parameter(const Built& built, const std::string& name) {
@@ -64,6 +68,13 @@ AttentionInput input(std::int64_t earlier, std::int64_t key_heads = 2) {
   in.x_q_BLC = leaf({2, kQueries, kChannels}, 4);
   in.x_kv_BSC = leaf({2, keys, kChannels}, 5);
   return in;
+}
+
+NoiseKey noise() {
+  return {.seed = 5,
+          .step = at::full({1}, 3, at::kLong),
+          .layer = 0,
+          .sample_ids_B = at::arange(2, at::kLong)};
 }
 
 // The weights' formula, for each pair by itself.
@@ -110,7 +121,10 @@ at::Tensor by_formula(const Built& built, const AttentionInput& in, const RowNor
   return at::matmul(p, in.v_BHSD.repeat_interleave(group, 1));
 }
 
-RowNormalizer normalizer_of(const std::string& dense) {
+RowNormalizer normalizer_of(const Built& built, const std::string& dense) {
+  if (dense == "entmax") {
+    return {.kind = Normalizer::kEntmax, .alpha_H = 1 + parameter(built, "exponent").sigmoid()};
+  }
   if (dense == "top_k") return {.kind = Normalizer::kTopK, .top_k = 3};
   if (dense == "entmax15") return {.kind = Normalizer::kEntmax15};
   if (dense == "sparsemax") return {.kind = Normalizer::kSparsemax};
@@ -118,13 +132,13 @@ RowNormalizer normalizer_of(const std::string& dense) {
 }
 
 TEST(SinusoidalDistances, OutputsAndGradientsAreThoseOfTheFormula) {
-  for (const std::string dense : {"softmax", "top_k", "entmax15", "sparsemax", "sink"}) {
+  for (const std::string dense : {"softmax", "top_k", "entmax15", "entmax", "sparsemax", "sink"}) {
     for (const std::int64_t earlier : {0, 1, 9}) {
       SCOPED_TRACE(dense + ", " + std::to_string(earlier));
       const std::int64_t key_heads = earlier == 1 ? 1 : 2;
       const Built built = build(dense, {}, key_heads);
       const AttentionInput in = input(earlier, key_heads);
-      const at::Tensor expected = by_formula(built, in, normalizer_of(dense));
+      const at::Tensor expected = by_formula(built, in, normalizer_of(built, dense));
       for (const Path path : {Path::kReference, Path::kFused}) {
         const at::Tensor out = run(*built.mechanism, in, path);
         EXPECT_LE(max_difference(out, expected), 1e-13);
@@ -144,27 +158,63 @@ TEST(SinusoidalDistances, OutputsAndGradientsAreThoseOfTheFormula) {
 
 TEST(SinusoidalDistances, LimitsHoldOnlyOutsideTraining) {
   const SinusoidalOptions options{.evaluation_clamp = 4, .evaluation_window = 6};
-  const Built limited = build("softmax", options), free = build("softmax");
-  AttentionInput in = input(9);
-  EXPECT_LE(max_difference(run(*limited.mechanism, in, Path::kFused),
-                           by_formula(limited, in, {}, options)),
-            1e-13);
-  for (const SinusoidalOptions one :
-       {SinusoidalOptions{.evaluation_clamp = 4}, SinusoidalOptions{.evaluation_window = 6}}) {
-    EXPECT_GT(
-        max_difference(run(*limited.mechanism, in, Path::kFused), by_formula(limited, in, {}, one)),
-        1e-3);
+  for (const std::string dense : {"softmax", "top_k", "entmax15"}) {
+    SCOPED_TRACE(dense);
+    const Built limited = build(dense, options), free = build(dense);
+    const RowNormalizer normalizer = normalizer_of(limited, dense);
+    AttentionInput in = input(9);
+    const at::Tensor out = run(*limited.mechanism, in, Path::kFused);
+    EXPECT_LE(max_difference(out, by_formula(limited, in, normalizer, options)), 1e-13);
+    for (const SinusoidalOptions one :
+         {SinusoidalOptions{.evaluation_clamp = 4}, SinusoidalOptions{.evaluation_window = 6}}) {
+      EXPECT_GT(max_difference(out, by_formula(limited, in, normalizer, one)), 1e-3);
+    }
+    in.noise = noise();
+    EXPECT_TRUE(at::equal(run(*limited.mechanism, in, Path::kFused),
+                          run(*free.mechanism, in, Path::kFused)));
   }
-  in.noise = NoiseKey{.seed = 5,
-                      .step = at::full({1}, 3, at::kLong),
-                      .layer = 0,
-                      .sample_ids_B = at::arange(2, at::kLong)};
-  EXPECT_TRUE(
-      at::equal(run(*limited.mechanism, in, Path::kFused), run(*free.mechanism, in, Path::kFused)));
+}
+
+// Padding, documents, and dropout of the weights of keys of earlier tokens.
+TEST(SinusoidalDistances, KernelsEqualTheReferenceWithMasksAndDropout) {
+  for (const std::string dense : {"top_k", "entmax15", "entmax", "sparsemax"}) {
+    const Built built = build(dense, {.evaluation_window = 3});
+    AttentionInput padded = input(0), documents = input(0), dropped = input(9);
+    padded.key_lengths_B = at::tensor({4, 7}, at::kLong);
+    documents.segments_q_BL = documents.segments_kv_BS =
+        at::tensor({0, 0, 0, 1, 1, 1, 2, 0, 1, 1, 1, 1, 1, 1}, at::kLong).view({2, kQueries});
+    dropped.noise = noise();
+    for (const AttentionInput& in : {padded, documents, dropped}) {
+      SCOPED_TRACE(dense);
+      const at::Tensor fused = run(*built.mechanism, in, Path::kFused),
+                       reference = run(*built.mechanism, in, Path::kReference);
+      EXPECT_LE(max_difference(fused, reference), 1e-13);
+      const auto of_fused = gradients(fused, leaves(in, built.parameters)),
+                 of_reference = gradients(reference, leaves(in, built.parameters));
+      for (std::size_t i = 0; i < of_fused.size(); ++i) {
+        EXPECT_LE(max_difference(of_fused[i], of_reference[i]), 1e-12) << i;
+      }
+    }
+  }
+}
+
+TEST(SinusoidalDistances, KernelsInBf16AreAsExactAsTheReference) {
+  for (const std::string dense : {"entmax15", "sparsemax"}) {
+    const Built built = build(dense, {}, 2, at::kFloat), exact = build(dense);
+    AttentionInput in = input(9);
+    for (at::Tensor* x : {&in.q_BHLD, &in.k_BHSD, &in.v_BHSD}) *x = x->to(at::kBFloat16);
+    AttentionInput wide = in;
+    for (at::Tensor* x : {&wide.q_BHLD, &wide.k_BHSD, &wide.v_BHSD}) *x = x->to(at::kDouble);
+    const at::Tensor expected = run(*exact.mechanism, wide, Path::kReference),
+                     reference = run(*built.mechanism, in, Path::kReference),
+                     fused = run(*built.mechanism, in, Path::kFused);
+    EXPECT_EQ(fused.scalar_type(), at::kBFloat16);
+    EXPECT_LE(max_difference(fused, expected), 2 * max_difference(reference, expected));
+  }
 }
 
 TEST(SinusoidalDistances, DecodingEqualsAllAtOnce) {
-  for (const std::string dense : {"softmax", "top_k"}) {
+  for (const std::string dense : {"softmax", "top_k", "entmax"}) {
     for (const SinusoidalOptions options :
          {SinusoidalOptions{}, SinusoidalOptions{.evaluation_clamp = 2, .evaluation_window = 4}}) {
       const Built built = build(dense, options);

@@ -41,7 +41,12 @@ RowAttentionProblem random_rows(const RowAttentionSize& size, const RowNormalize
   if (L > 8) end_L[7] = first_L[7];
   const at::Tensor whole_L = size.causal ? query_L + (S - L + 1) : all_L;
   at::Tensor terms_BHLS;
-  if (size.distances) terms_BHLS = random_tensor({B, H, L, S}, at::toOpMathType(dtype), 5);
+  if (size.distances) {
+    // No pair has the distances before the first key: no kernel may use their terms.
+    const at::Tensor unused_LS = at::arange(S) < L - 1 - query_L.unsqueeze(1);
+    terms_BHLS =
+        random_tensor({B, H, L, S}, at::toOpMathType(dtype), 5).masked_fill(unused_LS, NAN);
+  }
   return {{.q_BHLD = rows(L, 1),
            .k_BHSD = rows(S, 2),
            .v_BHSD = rows(S, 3),
