@@ -73,7 +73,7 @@ def main():
                          ("one run of two ranks", together)):
         print(f"  {name:30} {statistics.median(speeds):9,.0f} tokens/s  "
               f"(min {min(speeds):,.0f}, max {max(speeds):,.0f})")
-    print(f"  ratio {two / floor:.3f}; of the estimate {estimate / floor:.3f}")
+    print(f"  ratio {two / floor:.3f}; estimate {estimate / floor:.3f}")
 
 
 if __name__ == "__main__":

@@ -7,7 +7,8 @@ because nn.Transformer has it in other places.
 
 The second table has the normalizers of Zhao et al. 2019 ("Explicit Sparse Transformer", table 4) in
 all attention of the model, trained and decoded by the program alone: greedy, in batches of 64, the
-time of many lines less the time of few.
+time of many lines less the time of few. Random weights with an output table of their own generate
+texts, because a model that was trained on random sentences ends them at once.
 
     python tests/bench/translation_speed.py
     python tests/bench/translation_speed.py --only normalizers    # needs no PyTorch
@@ -24,15 +25,18 @@ import birkhoff_runs as runs
 
 CONFIG = runs.ROOT / "configs/multi30k_dense.txtpb"
 FOLDER = runs.WORK / "translation_speed"
-FIRST_SYMBOL, SYMBOLS, BATCH, SMOOTHING = 0x4E00, 6000, 64, 0.1
+FIRST_SYMBOL, SYMBOLS, BATCH, LONGEST, SMOOTHING = 0x4E00, 6000, 64, 24, 0.1
 # Relative tolerance of the first loss: sums of thousands of terms in fp32.
 AGREEMENT = 1e-5
 NORMALIZERS = ["softmax", "sparsemax", "entmax15", "entmax", "top_k"]
 
 
 def sentences(draw, count):
-    return ["".join(chr(FIRST_SYMBOL + draw.randrange(SYMBOLS)) for _ in range(draw.randint(6, 24)))
-            for _ in range(count)]
+    def sentence():
+        length = draw.randint(6, LONGEST)
+        return "".join(chr(FIRST_SYMBOL + draw.randrange(SYMBOLS)) for _ in range(length))
+
+    return [sentence() for _ in range(count)]
 
 
 def corpus(name, count, seed):
@@ -222,21 +226,29 @@ def compare_normalizers(a):
     for name, count in (("few", BATCH), ("many", BATCH * a.decoded)):
         (FOLDER / f"{name}.txt").write_text("".join(lines[:count]))
 
-    def decode(run, name):
+    def decode(run, name, count):
         start = time.perf_counter()
         found = runs.birkhoff("generate", run, "--input", FOLDER / f"{name}.txt", "--beam", 1,
-                              "--batch", BATCH, "--max-tokens", 24, "--json", threads=a.threads)
+                              "--batch", BATCH, "--max-tokens", LONGEST, "--json",
+                              threads=a.threads)
         seconds = time.perf_counter() - start
-        return seconds, sum(json.loads(line)["tokens"] for line in found.splitlines())
+        tokens = sum(json.loads(line)["tokens"] for line in found.splitlines())
+        if tokens < 0.9 * LONGEST * count:
+            raise SystemExit(f"{run}: {count} texts end after {tokens} tokens")
+        return seconds, tokens
 
     speeds = {name: ([], []) for name in NORMALIZERS}
     for _ in range(a.rounds):
         for name in NORMALIZERS:
             mechanism = "{group{mechanism{dense{normalizer:%s}}}}" % name
-            speed, run = train(folder, f"normalizer-{name}", a.steps, a.threads, [
-                f"model.attention.0={mechanism}", f"model.encoder.attention.0={mechanism}",
-                f"model.encoder.cross_attention.0={mechanism}"])
-            few, many = decode(run, "few"), decode(run, "many")
+            settings = [f"model.attention.0={mechanism}", f"model.encoder.attention.0={mechanism}",
+                        f"model.encoder.cross_attention.0={mechanism}"]
+            speed, _ = train(folder, "normalizer", a.steps, a.threads, settings)
+            run = FOLDER / "random"
+            runs.train(CONFIG, run, [f"data.corpus={folder}", *training(1), *settings,
+                                     "train.schedule.learning_rate=0",
+                                     "model.tie_embeddings=false"], threads=a.threads)
+            few, many = decode(run, "few", BATCH), decode(run, "many", BATCH * a.decoded)
             speeds[name][0].append(speed)
             speeds[name][1].append((many[1] - few[1]) / (many[0] - few[0]))
     print("\n| attention | training tokens/s | of softmax | decoding tokens/s | of softmax |\n"
