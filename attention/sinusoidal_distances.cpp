@@ -3,6 +3,7 @@
 #include <ATen/ATen.h>
 #include <ATen/OpMathType.h>
 
+#include <algorithm>
 #include <cmath>
 
 namespace birkhoff {
@@ -50,10 +51,32 @@ void SinusoidalDistances::add_to(RowAttention& attention, bool trains) const {
       at::matmul(q + distance_bias_HD.unsqueeze(1), keys_HSD.transpose(1, 2));
 }
 
+void SinusoidalDistances::add_to(GatheredAttention& attention, bool trains) const {
+  at::Tensor &q = attention.q_BHLD, &k = attention.k_BHSD, &v = attention.v_BHSD;
+  const at::ScalarType type = q.scalar_type(), sums = at::toOpMathType(type);
+  const std::int64_t L = q.size(2), S = k.size(2), D = q.size(3), more = 8 - D % 8;
+  const auto with_column = [&](const at::Tensor& x, const at::Tensor& column) {
+    return at::constant_pad_nd(at::cat({x, column}, -1), {0, more - 1});
+  };
+  const at::Tensor keys_HSD = distance_keys(S, trains).to(sums),
+                   bias_HS1 = at::matmul(
+                       keys_HSD, (distance_bias_HD - content_bias_HD).to(sums).unsqueeze(2)),
+                   wide_q = q.to(sums) + content_bias_HD.unsqueeze(1);
+  const double f = std::sqrt(static_cast<double>(D + more) / static_cast<double>(D));
+  q = (f * with_column(wide_q, at::ones_like(wide_q.narrow(3, 0, 1)))).to(type);
+  k = at::constant_pad_nd(k, {0, more});
+  v = at::constant_pad_nd(v, {0, more});
+  // Its distances are of rows: key j of query l is at j - l, and at j - l + L - S in the text.
+  attention.relative = {
+      .keys_HRD = with_column(keys_HSD, bias_HS1).to(type), .values_HRD = {}, .least = 1 - L};
+  DistanceBand& band = attention.rows.band;
+  if (window(trains) > 0) band.most = std::min(band.most, window(trains) - 1 + L - S);
+}
+
 at::Tensor SinusoidalDistances::first_keys(std::int64_t num_queries, std::int64_t num_keys,
                                            bool trains, at::Device device) const {
-  if (trains || options_.evaluation_window == 0) return {};
-  const std::int64_t first = num_keys - num_queries + 1 - options_.evaluation_window;
+  if (window(trains) == 0) return {};
+  const std::int64_t first = num_keys - num_queries + 1 - window(trains);
   return at::arange(first, first + num_queries, at::TensorOptions(at::kInt).device(device))
       .clamp_min(0)
       .unsqueeze(0);

@@ -12,6 +12,7 @@
 #include <cstdint>
 #include <string>
 
+#include "attention/kernels/gathered_attention/gathered_attention.h"
 #include "attention/kernels/row_normalizer/row_attention.h"
 #include "attention/mechanism.h"
 
@@ -28,6 +29,11 @@ class SinusoidalDistances {
   // becomes q + u, in the type of sums, and the terms of distances are set. Outside training,
   // distances count as shape.distances says.
   void add_to(RowAttention& attention, bool trains) const;
+  // The same for softmax, as relative positions of a larger head dim:
+  //   q becomes f (q + u, 1, 0 ..), k (k, 0 ..), and W r the table's row (W r, (v - u) . W r, 0 ..)
+  // where f makes up for the larger dim, a multiple of 8. Further columns of v are 0, as are those
+  // of the output. Also limits the band of distances.
+  void add_to(GatheredAttention& attention, bool trains) const;
   // int32 [1, L]: the first key that each query sees; undefined: 0.
   at::Tensor first_keys(std::int64_t num_queries, std::int64_t num_keys, bool trains,
                         at::Device device) const;
@@ -37,6 +43,8 @@ class SinusoidalDistances {
   double forward_flops(std::int64_t num_tokens) const;
 
  private:
+  // The last keys that a query sees, its own included. 0: all.
+  std::int64_t window(bool trains) const { return trains ? 0 : options_.evaluation_window; }
   // W r of the distances S - 1, ..., 0: [H, S, D].
   at::Tensor distance_keys(std::int64_t num_keys, bool trains) const;
 

@@ -118,11 +118,13 @@ PathChoice DenseAttention::choose(const AttentionInput& in, const RowAttention& 
     if (terms_.sink(q).defined()) return {Path::kReference, "only softmax has kernels with sinks"};
     return fused_unless(why_not_row_kernels(rows));
   }
+  const bool drops = in.noise && dropout_ > 0, has_sinks = terms_.sink(q).defined();
   if (distances_) {
     if (limit != Path::kFused) return {Path::kReference};
-    return {Path::kReference, "softmax with sinusoidal distances has no kernels"};
+    if (kernel_device(q) == KernelDevice::kNone) return {Path::kReference, kNoKernels};
+    if (drops) return {Path::kReference, "dropout with sinusoidal distances has no kernels"};
+    return fused_unless(why_not_documents(in));
   }
-  const bool drops = in.noise && dropout_ > 0, has_sinks = terms_.sink(q).defined();
   // LibTorch's fused kernels cannot use our noise, and have no sinks.
   const Path other =
       limit == Path::kReference || drops || has_sinks ? Path::kReference : Path::kSdpa;
@@ -209,23 +211,25 @@ GatheredAttention as_one_segment(const AttentionInput& in, bool causal, const at
                               .key_lengths_B = in.key_lengths_B,
                               .sink_H = sink_H};
   DistanceBand& band = attention.rows.band;
-  if (causal) band.least = 0;
+  if (causal) band.least = L - S;
   if (in.segments_q_BL.defined() && !device.is_meta()) {
     separate_documents(document_numbers(in.segments_q_BL), band);
   }
   return attention;
 }
 
-std::string DenseAttention::why_not_one_segment(const AttentionInput& in) const {
-  if (in.segments_q_BL.defined()) {
-    const std::int64_t L = in.q_BHLD.size(2);
-    if (!in.segments_kv_BS.is_same(in.segments_q_BL)) {
-      return "queries and keys have documents of their own";
-    }
-    if (!fit_document_positions(L, L)) {
-      return fmt::format("positions in documents of {} tokens do not fit 32 bits", L);
-    }
+std::string DenseAttention::why_not_documents(const AttentionInput& in) {
+  if (!in.segments_q_BL.defined()) return "";
+  if (!in.segments_kv_BS.is_same(in.segments_q_BL)) {
+    return "queries and keys have documents of their own";
   }
+  const std::int64_t L = in.q_BHLD.size(2);
+  if (fit_document_positions(L, L)) return "";
+  return fmt::format("positions in documents of {} tokens do not fit 32 bits", L);
+}
+
+std::string DenseAttention::why_not_one_segment(const AttentionInput& in) const {
+  if (std::string why = why_not_documents(in); !why.empty()) return why;
   return choose_path(as_one_segment(in, shape_.causal, terms_.sink(in.q_BHLD), at::kMeta),
                      Path::kFused)
       .why;
@@ -256,11 +260,11 @@ RowAttention DenseAttention::rows_of(const AttentionInput& in) const {
 
 at::Tensor DenseAttention::fused(const AttentionInput& in) const {
   const bool drops = in.noise && dropout_ > 0;
-  if (kernel_device(in.q_BHLD) == KernelDevice::kGpu && !drops) {
+  if (distances_ || (kernel_device(in.q_BHLD) == KernelDevice::kGpu && !drops)) {
     const at::Tensor& q = in.q_BHLD;
-    return attend_gathered(as_one_segment(in, shape_.causal, terms_.sink(q), q.device()),
-                           Path::kFused)
-        .out_BHLD;
+    GatheredAttention attention = as_one_segment(in, shape_.causal, terms_.sink(q), q.device());
+    if (distances_) distances_->add_to(attention, in.noise.has_value());
+    return attend_gathered(attention, Path::kFused).out_BHLD.narrow(3, 0, q.size(3));
   }
   BlockAttention attention = as_one_block(in);
   const at::Tensor mask = key_mask(in);

@@ -1,6 +1,6 @@
 // Attention over every key or, when causal, over the token's own key and every past one. With
 // softmax, on the CPU it uses the block-attention kernels, with a sequence as one block; on a GPU
-// it uses LibTorch's. Softmax with sinusoidal distances has only the reference path.
+// it uses LibTorch's. Softmax with sinusoidal distances is attention over gathered rows.
 #pragma once
 
 #include <optional>
@@ -19,9 +19,10 @@ class DenseAttention;
 namespace birkhoff {
 
 // Dense attention as attention over gathered rows: one segment of all rows, so that padding and
-// documents need no mask of pairs. For GPUs. Queries and keys have the same documents, whose
-// positions must fit (fit_document_positions). The lists are on `device`; on the meta device, for
-// choose_path(), without documents.
+// documents need no mask of pairs. For GPUs, and for distances. Causal queries are the last of the
+// tokens. Queries and keys have the same documents, whose positions must fit
+// (fit_document_positions). The lists are on `device`; on the meta device, for choose_path(),
+// without documents.
 GatheredAttention as_one_segment(const AttentionInput& in, bool causal, const at::Tensor& sink_H,
                                  at::Device device);
 
@@ -50,6 +51,8 @@ class DenseAttention : public Mechanism {
   at::Tensor add_distances(RowAttention& rows) const;
   // For our CPU kernels, the sequence as one block, without masks.
   BlockAttention as_one_block(const AttentionInput& in) const;
+  // Why as_one_segment() does not take the documents; empty if it does.
+  static std::string why_not_documents(const AttentionInput& in);
   // Why kernels on tensor cores do not take it as one segment; empty if they do.
   std::string why_not_one_segment(const AttentionInput& in) const;
   // The output [B, H, L, D] in plain operations, by LibTorch's fused operations without dropout,

@@ -177,7 +177,7 @@ TEST(SinusoidalDistances, LimitsHoldOnlyOutsideTraining) {
 
 // Padding, documents, and dropout of the weights of keys of earlier tokens.
 TEST(SinusoidalDistances, KernelsEqualTheReferenceWithMasksAndDropout) {
-  for (const std::string dense : {"top_k", "entmax15", "entmax", "sparsemax"}) {
+  for (const std::string dense : {"softmax", "sink", "top_k", "entmax15", "entmax", "sparsemax"}) {
     const Built built = build(dense, {.evaluation_window = 3});
     AttentionInput padded = input(0), documents = input(0), dropped = input(9);
     padded.key_lengths_B = at::tensor({4, 7}, at::kLong);
@@ -199,7 +199,7 @@ TEST(SinusoidalDistances, KernelsEqualTheReferenceWithMasksAndDropout) {
 }
 
 TEST(SinusoidalDistances, KernelsInBf16AreAsExactAsTheReference) {
-  for (const std::string dense : {"entmax15", "sparsemax"}) {
+  for (const std::string dense : {"softmax", "entmax15", "sparsemax"}) {
     const Built built = build(dense, {}, 2, at::kFloat), exact = build(dense);
     AttentionInput in = input(9);
     for (at::Tensor* x : {&in.q_BHLD, &in.k_BHSD, &in.v_BHSD}) *x = x->to(at::kBFloat16);
