@@ -6,6 +6,7 @@
 
 #include <cmath>
 #include <utility>
+#include <vector>
 
 #include "attention/kernels/common/grouped_queries.h"
 #include "attention/kernels/common/masked_softmax.h"
@@ -121,9 +122,7 @@ PathChoice DenseAttention::choose(const AttentionInput& in, const RowAttention& 
   const bool drops = in.noise && dropout_ > 0, has_sinks = terms_.sink(q).defined();
   if (distances_) {
     if (limit != Path::kFused) return {Path::kReference};
-    if (kernel_device(q) == KernelDevice::kNone) return {Path::kReference, kNoKernels};
-    if (drops) return {Path::kReference, "dropout with sinusoidal distances has no kernels"};
-    return fused_unless(why_not_documents(in));
+    return fused_unless(why_not_distances(in));
   }
   // LibTorch's fused kernels cannot use our noise, and have no sinks.
   const Path other =
@@ -226,6 +225,23 @@ std::string DenseAttention::why_not_documents(const AttentionInput& in) {
   const std::int64_t L = in.q_BHLD.size(2);
   if (fit_document_positions(L, L)) return "";
   return fmt::format("positions in documents of {} tokens do not fit 32 bits", L);
+}
+
+std::string DenseAttention::why_not_distances(const AttentionInput& in) const {
+  const at::Tensor& q = in.q_BHLD;
+  if (kernel_device(q) == KernelDevice::kNone) return kNoKernels;
+  if (in.noise && dropout_ > 0) return "dropout with sinusoidal distances has no kernels";
+  if (std::string why = why_not_documents(in); !why.empty()) return why;
+  // Of the shape that SinusoidalDistances::add_to() makes.
+  AttentionInput wide = in;
+  for (at::Tensor* x : {&wide.q_BHLD, &wide.k_BHSD, &wide.v_BHSD}) {
+    std::vector<std::int64_t> sizes = x->sizes().vec();
+    sizes[3] = SinusoidalDistances::wide_head_dim(q.size(3));
+    *x = x->narrow(3, 0, 1).expand(sizes);
+  }
+  const PathChoice choice =
+      choose_path(as_one_segment(wide, shape_.causal, terms_.sink(q), at::kMeta), Path::kFused);
+  return choice == Path::kFused ? "" : choice.why;
 }
 
 std::string DenseAttention::why_not_one_segment(const AttentionInput& in) const {

@@ -53,6 +53,8 @@ class DenseAttention : public Mechanism {
   BlockAttention as_one_block(const AttentionInput& in) const;
   // Why as_one_segment() does not take the documents; empty if it does.
   static std::string why_not_documents(const AttentionInput& in);
+  // Why kernels do not take softmax with sinusoidal distances; empty if they do.
+  std::string why_not_distances(const AttentionInput& in) const;
   // Why kernels on tensor cores do not take it as one segment; empty if they do.
   std::string why_not_one_segment(const AttentionInput& in) const;
   // The output [B, H, L, D] in plain operations, by LibTorch's fused operations without dropout,

@@ -12,6 +12,7 @@
 #include <string>
 #include <vector>
 
+#include "attention/kernels/common/path.h"
 #include "attention/kernels/row_normalizer/row_normalizer.h"
 #include "cluster/base/error.h"
 #include "tests/attention/mechanisms/mechanism_cases.h"
@@ -180,14 +181,23 @@ TEST(SinusoidalDistances, KernelsEqualTheReferenceWithMasksAndDropout) {
   for (const std::string dense : {"softmax", "sink", "top_k", "entmax15", "entmax", "sparsemax"}) {
     const Built built = build(dense, {.evaluation_window = 3});
     AttentionInput padded = input(0), documents = input(0), dropped = input(9);
+    // Softmax with dropout has no kernel.
+    const bool is_softmax = dense == "softmax" || dense == "sink";
     padded.key_lengths_B = at::tensor({4, 7}, at::kLong);
     documents.segments_q_BL = documents.segments_kv_BS =
         at::tensor({0, 0, 0, 1, 1, 1, 2, 0, 1, 1, 1, 1, 1, 1}, at::kLong).view({2, kQueries});
-    dropped.noise = noise();
+    if (!is_softmax) dropped.noise = noise();
     for (const AttentionInput& in : {padded, documents, dropped}) {
       SCOPED_TRACE(dense);
-      const at::Tensor fused = run(*built.mechanism, in, Path::kFused),
-                       reference = run(*built.mechanism, in, Path::kReference);
+      at::Tensor fused;
+      {
+        const PathRecord record;
+        fused = run(*built.mechanism, in, Path::kFused);
+        ASSERT_EQ(record.taken().size(), 1u);
+        EXPECT_EQ(record.taken()[0].why, "");
+        EXPECT_EQ(record.taken()[0].path, Path::kFused);
+      }
+      const at::Tensor reference = run(*built.mechanism, in, Path::kReference);
       EXPECT_LE(max_difference(fused, reference), 1e-13);
       const auto of_fused = gradients(fused, leaves(in, built.parameters)),
                  of_reference = gradients(reference, leaves(in, built.parameters));
@@ -198,18 +208,52 @@ TEST(SinusoidalDistances, KernelsEqualTheReferenceWithMasksAndDropout) {
   }
 }
 
+// Outputs and gradients. Those of keys and values are rounded in any case.
 TEST(SinusoidalDistances, KernelsInBf16AreAsExactAsTheReference) {
   for (const std::string dense : {"softmax", "entmax15", "sparsemax"}) {
+    SCOPED_TRACE(dense);
     const Built built = build(dense, {}, 2, at::kFloat), exact = build(dense);
-    AttentionInput in = input(9);
-    for (at::Tensor* x : {&in.q_BHLD, &in.k_BHSD, &in.v_BHSD}) *x = x->to(at::kBFloat16);
-    AttentionInput wide = in;
-    for (at::Tensor* x : {&wide.q_BHLD, &wide.k_BHSD, &wide.v_BHSD}) *x = x->to(at::kDouble);
-    const at::Tensor expected = run(*exact.mechanism, wide, Path::kReference),
-                     reference = run(*built.mechanism, in, Path::kReference),
-                     fused = run(*built.mechanism, in, Path::kFused);
-    EXPECT_EQ(fused.scalar_type(), at::kBFloat16);
-    EXPECT_LE(max_difference(fused, expected), 2 * max_difference(reference, expected));
+    const auto solve = [](const Built& of, at::ScalarType dtype, Path path) {
+      AttentionInput in = input(9);
+      for (at::Tensor* x : {&in.q_BHLD, &in.k_BHSD, &in.v_BHSD}) {
+        *x = x->detach().to(at::kBFloat16).to(dtype).set_requires_grad(true);
+      }
+      const at::Tensor out = run(*of.mechanism, in, path);
+      EXPECT_EQ(out.scalar_type(), dtype);
+      std::vector<at::Tensor> results{out};
+      for (const at::Tensor& d : gradients(out, leaves(in, of.parameters))) results.push_back(d);
+      return results;
+    };
+    const auto expected = solve(exact, at::kDouble, Path::kReference),
+               reference = solve(built, at::kBFloat16, Path::kReference),
+               fused = solve(built, at::kBFloat16, Path::kFused);
+    for (std::size_t i = 0; i < fused.size(); ++i) {
+      const double size = expected[i].abs().max().item<double>();
+      EXPECT_LE(max_difference(fused[i], expected[i]),
+                2 * max_difference(reference[i], expected[i]) + 0x1p-8 * size)
+          << i;
+    }
+  }
+}
+
+TEST(SinusoidalDistances, WideHeadsTakeTheReference) {
+  configs::Mechanism config;
+  config.mutable_dense();
+  for (const std::int64_t head_dim : {254, 255}) {
+    const Built built{config,
+                      {.channels = kChannels,
+                       .heads = 1,
+                       .head_dim = head_dim,
+                       .sequence_length = 8,
+                       .causal = true,
+                       .distances = SinusoidalOptions{}},
+                      at::kFloat};
+    AttentionInput in;
+    in.q_BHLD = in.k_BHSD = in.v_BHSD = random_tensor({1, 1, 8, head_dim}, at::kFloat, 1);
+    const PathRecord record;
+    run(*built.mechanism, in, Path::kFused);
+    ASSERT_EQ(record.taken().size(), 1u);
+    EXPECT_EQ(record.taken()[0].path, head_dim == 254 ? Path::kFused : Path::kReference);
   }
 }
 

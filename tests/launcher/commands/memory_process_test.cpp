@@ -125,8 +125,9 @@ TEST_F(MemoryProcess, StepsAreMeasuredAndPlanned) {
   const std::string slow = "dropout with sinusoidal distances has no kernels",
                     softmax = "model.attention.0.group.0.mechanism.dense={ dropout: ";
   EXPECT_THAT(out_of({"plan", "memory.txtpb", "--set", softmax + "0.1 }"}), HasSubstr(slow));
-  EXPECT_THAT(out_of({"plan", "memory.txtpb", "--set", softmax + "0 }"}), Not(HasSubstr(slow)));
-  EXPECT_THAT(out_of({"plan", "memory.txtpb"}), Not(HasSubstr(slow)));
+  const std::string any = "takes the reference path";
+  EXPECT_THAT(out_of({"plan", "memory.txtpb", "--set", softmax + "0 }"}), Not(HasSubstr(any)));
+  EXPECT_THAT(out_of({"plan", "memory.txtpb"}), Not(HasSubstr(any)));
 }
 
 TEST_F(MemoryProcess, OtherMechanismsAreRefused) {

@@ -114,7 +114,8 @@ TEST(SortedIndices, SmallAreThoseOfTheCpu) {
 }
 
 TEST(GatheredKernel, LongWindowsAndDenseAttentionAreAsExactAsTheReference) {
-  for (const GatheredProblem& problem : {window_problem(2, 4, 3000, 200), dense_problem(1500)}) {
+  for (const GatheredProblem& problem :
+       {window_problem(2, 4, 3000, 200), dense_problem(1500), distances_problem(1500, 1000)}) {
     const auto exact = solve(problem.to(at::kDouble), Path::kReference);
     for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
       const auto reference = solve(problem.to(dtype), Path::kReference),

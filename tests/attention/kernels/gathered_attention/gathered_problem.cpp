@@ -111,6 +111,24 @@ GatheredProblem dense_problem(std::int64_t num_tokens) {
   return problem.to(at::kFloat);
 }
 
+GatheredProblem distances_problem(std::int64_t num_queries, std::int64_t window) {
+  const std::int64_t L = num_queries, S = L + 80;
+  AttentionInput in;
+  in.q_BHLD = random_tensor({2, 4, L, 72}, at::kFloat, 1);
+  in.k_BHSD = random_tensor({2, 2, S, 72}, at::kFloat, 2);
+  in.v_BHSD = random_tensor({2, 2, S, 72}, at::kFloat, 3);
+  in.key_lengths_B = at::tensor({S, S - L / 3}, at::kLong);
+  const at::Tensor sink_H = random_tensor({4}, at::kFloat, 5);
+  GatheredProblem problem{.attention = as_one_segment(in, /*causal=*/true, sink_H, at::kCPU),
+                          .d_out_BHLD = random_tensor({2, 4, L, 72}, at::kFloat, 4),
+                          .d_lse_BHL = at::zeros({2, 4, L}),
+                          .name = "distances"};
+  problem.attention.relative = {
+      .keys_HRD = random_tensor({4, S, 72}, at::kFloat, 6) * 0.3, .values_HRD = {}, .least = 1 - L};
+  problem.attention.rows.band.most = window - 1 + L - S;
+  return problem.to(at::kFloat);
+}
+
 namespace {
 
 // Lists of the same shape that have no row twice; for some seeds the last rows are in no segment.

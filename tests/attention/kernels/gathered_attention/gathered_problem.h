@@ -53,6 +53,10 @@ GatheredProblem random_problem_of_distinct_keys(int seed, int draw_index = 0);
 // of 2 key heads and 4 heads of queries, D = 64.
 GatheredProblem dense_problem(std::int64_t num_tokens);
 
+// Dense attention to 80 tokens before the queries, too, causal, of the last `window` keys, with the
+// relative positions of sinusoidal_distances.h, sinks, and 2 heads of queries a key head, D = 72.
+GatheredProblem distances_problem(std::int64_t num_queries, std::int64_t window);
+
 // Causal sliding windows of `width` tokens, D = 64.
 GatheredProblem window_problem(std::int64_t batch, std::int64_t heads, std::int64_t num_tokens,
                                std::int64_t width);

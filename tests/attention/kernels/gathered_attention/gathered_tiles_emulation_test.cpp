@@ -126,7 +126,8 @@ GatheredProblem band_problem(std::int64_t num_tokens, std::int64_t width) {
 }
 
 TEST(GatheredTiles, BandsAndDenseAttentionAreAsExactAsTheReference) {
-  for (const GatheredProblem& problem : {band_problem(300, 20), dense_problem(150)}) {
+  for (const GatheredProblem& problem :
+       {band_problem(300, 20), dense_problem(150), distances_problem(90, 70)}) {
     const auto exact = solve(problem.to(at::kDouble), Path::kReference);
     for (const at::ScalarType dtype : {at::kBFloat16, at::kHalf}) {
       const auto reference = solve(problem.to(dtype), Path::kReference),
