@@ -24,6 +24,7 @@ struct TopKShape : HeadShape {
   int kept = 0;  // maximum number of keys that a query keeps, at most kMaxKeptKeys
 };
 
+// What both kinds of kernels read: the keys that each query sees, and the terms of distances.
 template <typename T>
 struct RowHead : AttentionHead<T> {
   const std::int32_t *first = nullptr, *end = nullptr;  // [L]
