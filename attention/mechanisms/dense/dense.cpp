@@ -230,7 +230,8 @@ std::string DenseAttention::why_not_documents(const AttentionInput& in) {
 std::string DenseAttention::why_not_distances(const AttentionInput& in) const {
   const at::Tensor& q = in.q_BHLD;
   if (kernel_device(q) == KernelDevice::kNone) return kNoKernels;
-  if (in.noise && dropout_ > 0) return "dropout with sinusoidal distances has no kernels";
+  if (in.noise && dropout_ > 0)
+    return "softmax with dropout and sinusoidal distances has no kernels";
   if (std::string why = why_not_documents(in); !why.empty()) return why;
   // Of the shape that SinusoidalDistances::add_to() makes.
   AttentionInput wide = in;

@@ -122,7 +122,7 @@ TEST_F(MemoryProcess, TextIsGeneratedAndScored) {
 TEST_F(MemoryProcess, StepsAreMeasuredAndPlanned) {
   EXPECT_THAT(out_of({"bench", "step", "memory.txtpb", "--steps", "2"}),
               HasSubstr("sequences of 8 tokens"));
-  const std::string slow = "dropout with sinusoidal distances has no kernels",
+  const std::string slow = "softmax with dropout and sinusoidal distances has no kernels",
                     softmax = "model.attention.0.group.0.mechanism.dense={ dropout: ";
   EXPECT_THAT(out_of({"plan", "memory.txtpb", "--set", softmax + "0.1 }"}), HasSubstr(slow));
   const std::string any = "takes the reference path";
