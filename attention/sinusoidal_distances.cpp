@@ -52,26 +52,17 @@ void SinusoidalDistances::add_to(RowAttention& attention, bool trains) const {
 }
 
 void SinusoidalDistances::add_to(GatheredAttention& attention, bool trains) const {
-  at::Tensor &q = attention.q_BHLD, &k = attention.k_BHSD, &v = attention.v_BHSD;
+  at::Tensor& q = attention.q_BHLD;
   const at::ScalarType type = q.scalar_type(), sums = at::toOpMathType(type);
-  const std::int64_t L = q.size(2), S = k.size(2), D = q.size(3), more = wide_head_dim(D) - D;
-  const auto widened = [&](const at::TensorList& columns) {
-    return at::constant_pad_nd(at::cat(columns, -1), {0, more - 2});
-  };
-  const double f = std::sqrt(static_cast<double>(D + more) / static_cast<double>(D));
+  const std::int64_t L = q.size(2), S = attention.k_BHSD.size(2);
   const at::Tensor keys_HSD = distance_keys(S, trains).to(sums),
-                   v_less_u_HD1 = (distance_bias_HD - content_bias_HD).to(sums).unsqueeze(2),
-                   bias_HS1 = f * at::matmul(keys_HSD, v_less_u_HD1),
-                   rounded_HS1 = bias_HS1.detach().to(type).to(sums),
-                   ones = at::ones_like(q.narrow(3, 0, 1));
-  q = widened({(f * (q.to(sums) + content_bias_HD.unsqueeze(1))).to(type), ones, ones});
-  k = at::constant_pad_nd(k, {0, more});
-  v = at::constant_pad_nd(v, {0, more});
+                   v_less_u_HD = (distance_bias_HD - content_bias_HD).to(sums);
+  q = (q.to(sums) + content_bias_HD.unsqueeze(1)).to(type);
   // Row r of the table is for keys at j = l + r + 1 - L, whose distance is S - 1 - r.
-  attention.relative = {
-      .keys_HRD = widened({keys_HSD, rounded_HS1, bias_HS1 - rounded_HS1}).to(type),
-      .values_HRD = {},
-      .least = 1 - L};
+  attention.relative = {.keys_HRD = keys_HSD.to(type),
+                        .values_HRD = {},
+                        .bias_HR = at::matmul(keys_HSD, v_less_u_HD.unsqueeze(2)).squeeze(2),
+                        .least = 1 - L};
   DistanceBand& band = attention.rows.band;
   if (window(trains) > 0) band.most = std::min(band.most, window(trains) - 1 + L - S);
 }

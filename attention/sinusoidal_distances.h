@@ -29,14 +29,10 @@ class SinusoidalDistances {
   // becomes q + u, in the type of sums, and the terms of distances are set. Outside training,
   // distances count as shape.distances says.
   void add_to(RowAttention& attention, bool trains) const;
-  // The same for softmax: `attention`, of one segment of all rows, gets relative positions and
-  // wide_head_dim() channels. With b = (v - u) . W r, in two parts so that rounding spares it,
-  //   q becomes (f (q + u), 1, 1, 0 ..), k (k, 0 ..), the table's row of W r (W r, f b, rest, 0 ..)
-  // where f makes up for the scale of the larger head dim. Further columns of v are 0, as are those
-  // of the output. Outside training, also limits the band to the window.
+  // The same for softmax: in `attention`, of one segment of all rows, q becomes q + u, and the
+  // table of relative positions gets rows W r with the bias (v - u) . W r. Outside training, also
+  // limits the band to the window.
   void add_to(GatheredAttention& attention, bool trains) const;
-  // Room for two more channels, a multiple of 8.
-  static std::int64_t wide_head_dim(std::int64_t head_dim) { return (head_dim + 9) / 8 * 8; }
   // int32 [1, L]: the first key that each query sees; undefined: 0.
   at::Tensor first_keys(std::int64_t num_queries, std::int64_t num_keys, bool trains,
                         at::Device device) const;

@@ -83,7 +83,9 @@ variable_list listed(const BlockOperands& operands, const BlockGradients& made) 
   for (const at::Tensor* each : {&made.d_relative_keys_HRD, &made.d_relative_values_HRD}) {
     if (each->defined()) result.push_back(without_padding(*each, operands.padding));
   }
-  if (made.d_sink_H.defined()) result.push_back(made.d_sink_H);
+  for (const at::Tensor* each : {&made.d_sink_H, &made.d_relative_bias_HR}) {
+    if (each->defined()) result.push_back(*each);
+  }
   return result;
 }
 
@@ -132,7 +134,8 @@ struct FusedBlockAttention : torch::autograd::Function<FusedBlockAttention> {
                         noise.sample_ids_B,
                         operands.relative.keys_HRD,
                         operands.relative.values_HRD,
-                        operands.sink_H};
+                        operands.sink_H,
+                        operands.relative.bias_HR};
     std::vector<std::int64_t> windows;
     for (const KeyBlocks& keys : operands.keys) {
       saved.insert(saved.end(), {keys.k_BHNbD, keys.v_BHNbD, keys.bias_BHNbb, keys.chosen_BHN,
@@ -157,7 +160,7 @@ struct FusedBlockAttention : torch::autograd::Function<FusedBlockAttention> {
     const std::vector<std::int64_t> windows = context->saved_data["windows"].toIntVector();
     BlockOperands operands;
     operands.q_BHNbD = saved[0];
-    auto next = saved.begin() + 8;
+    auto next = saved.begin() + 9;
     for (std::size_t w = 0; w < windows.size(); w += 4) {
       KeyBlocks& keys = operands.keys.emplace_back();
       keys.window = {.first_offset = static_cast<int>(windows[w]),
@@ -180,6 +183,7 @@ struct FusedBlockAttention : torch::autograd::Function<FusedBlockAttention> {
     operands.columns = {.first = columns[0], .all = columns[1]};
     operands.relative = {.keys_HRD = saved[5],
                          .values_HRD = saved[6],
+                         .bias_HR = saved[8],
                          .least = context->saved_data["least"].toInt()};
     operands.sink_H = saved[7];
     operands.padding = context->saved_data["padding"].toInt();
@@ -202,7 +206,8 @@ at::Tensor attend_entries(BlockAttention in, NoiseColumns columns) {
       others.push_back(keys.weights_BHN);
     }
   }
-  for (const at::Tensor* each : {&in.relative.keys_HRD, &in.relative.values_HRD, &in.sink_H}) {
+  for (const at::Tensor* each :
+       {&in.relative.keys_HRD, &in.relative.values_HRD, &in.sink_H, &in.relative.bias_HR}) {
     if (each->defined()) others.push_back(*each);
   }
   return FusedBlockAttention::apply(in.q_BHNbD, at::TensorList(keys_BHNbD), at::TensorList(others),

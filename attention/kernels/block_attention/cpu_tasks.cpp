@@ -433,6 +433,7 @@ void gradients_in_tiles(const BlockOperands& operands, const BlockResults& resul
         call.tables.gradients(shape.scale, shape.dropout ? shape.dropout->scale : 1);
     gradients.d_relative_keys_HRD = tables.d_keys_HRD;
     gradients.d_relative_values_HRD = tables.d_values_HRD;
+    gradients.d_relative_bias_HR = tables.d_bias_HR;
     if (!call.sinks.empty()) {
       gradients.d_sink_H =
           at::from_blob(call.d_sinks.data(),

@@ -71,6 +71,7 @@ void add_term_gradients(const BlockOperands& operands, const BlockResults& resul
       operands.scale(), sequence_in(gradients.d_q_BHNbD));
   gradients.d_relative_keys_HRD = tables.d_keys_HRD;
   gradients.d_relative_values_HRD = tables.d_values_HRD;
+  gradients.d_relative_bias_HR = tables.d_bias_HR;
 }
 
 }  // namespace birkhoff

@@ -50,7 +50,7 @@ struct BlockGradients {
   at::Tensor d_q_BHNbD;
   std::vector<KeyGradients> keys;
   // Undefined without the operand.
-  at::Tensor d_relative_keys_HRD{}, d_relative_values_HRD{}, d_sink_H{};
+  at::Tensor d_relative_keys_HRD{}, d_relative_values_HRD{}, d_sink_H{}, d_relative_bias_HR{};
 };
 
 // Expands masks and takes the rest from `in`; without dropout there is no noise.

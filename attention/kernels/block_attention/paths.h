@@ -30,8 +30,8 @@ at::Tensor attend_fused(const BlockAttention& in);
 BlockResults fused_forward(const BlockAttention& in);
 // Returns the gradients of q, then of k and v of each entry of in.keys (undefined where another
 // entry is owner_of_gradients()), then of each entry's bias (which must have 5 dims) and weights
-// that are defined, then of the defined ones of relative.keys_HRD, relative.values_HRD and sink_H,
-// given the forward pass's `in` and results.
+// that are defined, then of the defined ones of relative.keys_HRD, relative.values_HRD, sink_H
+// and relative.bias_HR, given the forward pass's `in` and results.
 std::vector<at::Tensor> fused_backward(const BlockAttention& in, const BlockResults& results,
                                        const at::Tensor& d_out_BHNbD);
 

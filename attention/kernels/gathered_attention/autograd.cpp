@@ -82,7 +82,9 @@ struct FusedGatheredAttention : torch::autograd::Function<FusedGatheredAttention
                                    &made.d_relative_keys_HRD, &made.d_relative_values_HRD}) {
       if (each->defined()) result.push_back(without_padding(*each, in.padding));
     }
-    if (made.d_sink_H.defined()) result.push_back(made.d_sink_H);
+    for (const at::Tensor* each : {&made.d_sink_H, &made.d_relative_bias_HR}) {
+      if (each->defined()) result.push_back(*each);
+    }
     result.emplace_back();  // none for `in`
     return result;
   }
@@ -117,6 +119,7 @@ struct FusedGatheredAttention : torch::autograd::Function<FusedGatheredAttention
                                 in.relative.keys_HRD,
                                 in.relative.values_HRD,
                                 in.sink_H,
+                                in.relative.bias_HR,
                                 noise.step,
                                 noise.sample_ids_B});
     context->saved_data["band"] =
@@ -150,13 +153,14 @@ struct FusedGatheredAttention : torch::autograd::Function<FusedGatheredAttention
     in.merge = static_cast<SlotMerge>(context->saved_data["merge"].toInt());
     in.relative = {.keys_HRD = saved[19],
                    .values_HRD = saved[20],
+                   .bias_HR = saved[22],
                    .least = context->saved_data["least"].toInt()};
     in.sink_H = saved[21];
     in.padding = context->saved_data["padding"].toInt();
-    if (saved[22].defined()) {
+    if (saved[23].defined()) {
       in.dropout = static_cast<float>(context->saved_data["dropout"].toDouble());
       in.noise =
-          NoiseKey::of_integers(context->saved_data["noise"].toIntVector(), saved[22], saved[23]);
+          NoiseKey::of_integers(context->saved_data["noise"].toIntVector(), saved[23], saved[24]);
     }
     return {in, {.part = {saved[18], saved[3], saved[4]}, .slots = {saved[5], saved[6]}}};
   }
@@ -166,7 +170,8 @@ struct FusedGatheredAttention : torch::autograd::Function<FusedGatheredAttention
 
 AttentionPart attend_gathered_fused(const GatheredAttention& in) {
   variable_list others;
-  for (const at::Tensor* each : {&in.relative.keys_HRD, &in.relative.values_HRD, &in.sink_H}) {
+  for (const at::Tensor* each :
+       {&in.relative.keys_HRD, &in.relative.values_HRD, &in.sink_H, &in.relative.bias_HR}) {
     if (each->defined()) others.push_back(*each);
   }
   const variable_list part =

@@ -395,7 +395,8 @@ struct Call {
         .d_v_BHSD = add_slots(in.rows.keys, d_v_BHPD, in.v_BHSD),
         .d_relative_keys_HRD = of_tables.d_keys_HRD,
         .d_relative_values_HRD = of_tables.d_values_HRD,
-        .d_sink_H = sink_H.defined() ? d_sink_PH.sum(0).to(in.sink_H.scalar_type()) : at::Tensor()};
+        .d_sink_H = sink_H.defined() ? d_sink_PH.sum(0).to(in.sink_H.scalar_type()) : at::Tensor(),
+        .d_relative_bias_HR = of_tables.d_bias_HR};
   }
 };
 

@@ -255,6 +255,7 @@ GatheredGradients finished_gradients(const GatheredAttention& in, GatheredBackwa
       add_term_gradients(in.relative, terms, in.q_BHLD, d_out_BHLD, in.scale(), gradients.d_q_BHLD);
   gradients.d_relative_keys_HRD = tables.d_keys_HRD;
   gradients.d_relative_values_HRD = tables.d_values_HRD;
+  gradients.d_relative_bias_HR = tables.d_bias_HR;
   if (in.sink_H.defined()) {
     gradients.d_sink_H = backward.d_sink_BHL.sum(2, /*keepdim=*/false, at::kDouble)
                              .sum(0)

@@ -23,7 +23,7 @@ struct GatheredResults {
 struct GatheredGradients {
   at::Tensor d_q_BHLD, d_k_BHSD, d_v_BHSD;
   // Undefined without the operand.
-  at::Tensor d_relative_keys_HRD{}, d_relative_values_HRD{}, d_sink_H{};
+  at::Tensor d_relative_keys_HRD{}, d_relative_values_HRD{}, d_sink_H{}, d_relative_bias_HR{};
 };
 
 }  // namespace birkhoff

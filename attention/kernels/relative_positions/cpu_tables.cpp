@@ -34,6 +34,7 @@ DistanceTables<T>::DistanceTables(const RelativePositions& relative) : relative_
   num_distances_ = static_cast<int>(relative.num_distances());
   keys_HRD_ = with_whole_rows<T>(relative.keys_HRD);
   keys_t_HDR_ = with_whole_rows<T>(relative.keys_HRD.transpose(1, 2));
+  if (relative.bias_HR.defined()) bias_H1R_ = with_whole_rows<T>(relative.bias_HR.unsqueeze(1));
   if (!relative.values_HRD.defined()) return;
   values_HRD_ = with_whole_rows<T>(relative.values_HRD);
   values_t_HDR_ = with_whole_rows<T>(relative.values_HRD.transpose(1, 2));
@@ -45,6 +46,9 @@ void DistanceTables<T>::start_gradients(std::int64_t parts, std::int64_t heads) 
   d_keys_PHRD_ = at::zeros({parts, heads, whole_columns<T>(num_distances_), keys_HRD_.size(2)},
                            keys_HRD_.options());
   if (values_HRD_.defined()) d_values_PHRD_ = at::zeros_like(d_keys_PHRD_);
+  if (bias_H1R_.defined()) {
+    d_bias_PH1R_ = at::zeros({parts, heads, 1, bias_H1R_.size(2)}, bias_H1R_.options());
+  }
 }
 
 template <typename T>
@@ -59,8 +63,10 @@ TileDistances<T> DistanceTables<T>::of(std::int64_t head, std::int64_t part) con
           .keys_t = matrix_of<T>(keys_t_HDR_, head),
           .values = matrix_of<T>(values_HRD_, head),
           .values_t = matrix_of<T>(values_t_HDR_, head),
+          .bias = matrix_of<T>(bias_H1R_, head),
           .d_keys = sums_of(d_keys_PHRD_),
-          .d_values = sums_of(d_values_PHRD_)};
+          .d_values = sums_of(d_values_PHRD_),
+          .d_bias = sums_of(d_bias_PH1R_)};
 }
 
 template <typename T>
@@ -69,8 +75,14 @@ typename DistanceTables<T>::Gradients DistanceTables<T>::gradients(double key_fa
   const auto gradient = [&](const at::Tensor& sums_PHRD, const at::Tensor& table, double factor) {
     return sums_PHRD.defined() ? gradient_of_table(sums_PHRD, table, factor) : at::Tensor();
   };
-  return {gradient(d_keys_PHRD_, relative_.keys_HRD, key_factor),
-          gradient(d_values_PHRD_, relative_.values_HRD, value_factor)};
+  Gradients gradients{gradient(d_keys_PHRD_, relative_.keys_HRD, key_factor),
+                      gradient(d_values_PHRD_, relative_.values_HRD, value_factor),
+                      {}};
+  if (bias_H1R_.defined()) {
+    gradients.d_bias_HR =
+        gradient(d_bias_PH1R_, relative_.bias_HR.unsqueeze(1), key_factor).squeeze(1);
+  }
+  return gradients;
 }
 
 template class DistanceTables<float>;

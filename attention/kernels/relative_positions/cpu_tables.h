@@ -30,10 +30,10 @@ class DistanceTables {
   // For one head, with the sums of one part.
   TileDistances<T> of(std::int64_t head, std::int64_t part = 0) const;
 
-  // The gradients in the tables' dtype: the keys' are the sums times `key_factor`. Undefined
-  // without the table.
+  // The gradients in the tables' dtypes: those of keys and bias are the sums times `key_factor`.
+  // Undefined without the table.
   struct Gradients {
-    at::Tensor d_keys_HRD, d_values_HRD;
+    at::Tensor d_keys_HRD, d_values_HRD, d_bias_HR;
   };
   Gradients gradients(double key_factor, double value_factor) const;
 
@@ -41,7 +41,8 @@ class DistanceTables {
   RelativePositions relative_;
   int num_distances_ = 0;
   at::Tensor keys_HRD_, keys_t_HDR_, values_HRD_, values_t_HDR_;  // rows of whole_columns()
-  at::Tensor d_keys_PHRD_, d_values_PHRD_;
+  at::Tensor bias_H1R_;
+  at::Tensor d_keys_PHRD_, d_values_PHRD_, d_bias_PH1R_;
 };
 
 }  // namespace birkhoff

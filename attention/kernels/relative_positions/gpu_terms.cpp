@@ -40,15 +40,25 @@ DistanceTerms rows_in_reach(const RelativePositions& relative, std::int64_t lowe
   if (relative.values_HRD.defined()) {
     terms.values_HRD = as_floats(relative.values_HRD.narrow(1, terms.first, count));
   }
+  if (relative.bias_HR.defined()) terms.bias_HR = relative.bias_HR.narrow(1, terms.first, count);
   return terms;
 }
 
-// The table's gradient: `factor` times the products of numbers with the rows of x of each sequence.
+at::Tensor scores(const DistanceTerms& terms, const at::Tensor& q_BHLD) {
+  at::Tensor scores_BHLR = products(q_BHLD, terms.keys_HRD);
+  if (terms.bias_HR.defined()) scores_BHLR.add_(terms.bias_HR.unsqueeze(1));
+  return scores_BHLR;
+}
+
+// The table's gradient: `factor` times the products of numbers with the rows of x of each sequence,
+// or without x with ones.
 at::Tensor table_gradient(const DistanceTerms& terms, const at::Tensor& numbers_BHLR,
                           const at::Tensor& x_BHLD, double factor, const at::Tensor& table_HRD) {
   at::Tensor gradient_HRD = at::zeros_like(table_HRD);
   if (!terms.defined()) return gradient_HRD;
-  const at::Tensor sums_BHRD = at::matmul(numbers_BHLR.transpose(2, 3), as_floats(x_BHLD));
+  const at::Tensor sums_BHRD = x_BHLD.defined()
+                                   ? at::matmul(numbers_BHLR.transpose(2, 3), as_floats(x_BHLD))
+                                   : numbers_BHLR.sum(2).unsqueeze(3);
   const std::int64_t rows = numbers_BHLR.size(3);
   gradient_HRD.narrow(1, terms.first, rows)
       .copy_(gradient_of_table(sums_BHRD, table_HRD.narrow(1, terms.first, rows), factor));
@@ -71,7 +81,7 @@ DistanceTerms forward_terms(const RelativePositions& relative, std::int64_t lowe
                             std::int64_t highest, const at::Tensor& q_BHLD, std::int64_t places) {
   if (!relative.defined()) return {};
   DistanceTerms terms = rows_in_reach(relative, lowest, highest);
-  terms.scores_BHLR = products(q_BHLD, terms.keys_HRD);
+  terms.scores_BHLR = scores(terms, q_BHLD);
   if (terms.values_HRD.defined()) {
     terms.p_BHPR = numbers_like(terms.scores_BHLR, places, -std::numeric_limits<float>::infinity());
   }
@@ -87,7 +97,7 @@ DistanceTerms backward_terms(const RelativePositions& relative, std::int64_t low
                              const at::Tensor& d_out_BHLD, std::int64_t places) {
   if (!relative.defined()) return {};
   DistanceTerms terms = rows_in_reach(relative, lowest, highest);
-  terms.scores_BHLR = products(q_BHLD, terms.keys_HRD);
+  terms.scores_BHLR = scores(terms, q_BHLD);
   terms.d_s_BHPR = numbers_like(terms.scores_BHLR, places, 0);
   if (terms.values_HRD.defined()) {
     terms.of_values_BHLR = products(d_out_BHLD, terms.values_HRD);
@@ -103,10 +113,15 @@ TableGradients add_term_gradients(const RelativePositions& relative, const Dista
   if (terms.defined()) d_q_BHLD.add_(at::matmul(terms.d_s_BHPR, terms.keys_HRD), scale);
   TableGradients gradients{
       .d_keys_HRD = table_gradient(terms, terms.d_s_BHPR, q_BHLD, scale, relative.keys_HRD),
-      .d_values_HRD = {}};
+      .d_values_HRD = {},
+      .d_bias_HR = {}};
   if (relative.values_HRD.defined()) {
     gradients.d_values_HRD =
         table_gradient(terms, terms.p_BHPR, d_out_BHLD, 1, relative.values_HRD);
+  }
+  if (relative.bias_HR.defined()) {
+    gradients.d_bias_HR =
+        table_gradient(terms, terms.d_s_BHPR, {}, scale, relative.bias_HR.unsqueeze(2)).squeeze(2);
   }
   return gradients;
 }

@@ -1,6 +1,7 @@
 #include "attention/kernels/relative_positions/relative_positions.h"
 
 #include <ATen/ATen.h>
+#include <ATen/OpMathType.h>
 
 #include "attention/kernels/common/fitting_rows.h"
 #include "cluster/base/error.h"
@@ -39,6 +40,12 @@ void check_relative_positions(const RelativePositions& relative, const at::Tenso
               (values.sizes() == keys.sizes() && values.scalar_type() == keys.scalar_type() &&
                values.device() == keys.device()),
           "relative positions: the table of values must be like that of keys");
+  const at::Tensor& bias = relative.bias_HR;
+  require(!bias.defined() || (bias.sizes() == keys.sizes().slice(0, 2) &&
+                              bias.scalar_type() == at::toOpMathType(keys.scalar_type()) &&
+                              bias.device() == keys.device()),
+          "relative positions: the bias must be [1 or H, R] like the table of keys, in the type of "
+          "sums");
 }
 
 at::Tensor table_rows(const RelativePositions& relative, const at::Tensor& distances) {
@@ -47,8 +54,11 @@ at::Tensor table_rows(const RelativePositions& relative, const at::Tensor& dista
 
 at::Tensor relative_scores(const RelativePositions& relative, const at::Tensor& q_BHXID,
                            const at::Tensor& rows_BHXIJ) {
-  const at::Tensor scores_BHXIR =
-      at::matmul(q_BHXID, of_heads(relative.keys_HRD).transpose(-1, -2));
+  at::Tensor scores_BHXIR = at::matmul(q_BHXID, of_heads(relative.keys_HRD).transpose(-1, -2));
+  if (relative.bias_HR.defined()) {
+    scores_BHXIR =
+        (scores_BHXIR + of_heads(relative.bias_HR.unsqueeze(1))).to(scores_BHXIR.scalar_type());
+  }
   return scores_BHXIR.gather(-1, expand_pairs(rows_BHXIJ, scores_BHXIR));
 }
 

@@ -17,6 +17,9 @@ struct RelativePositions {
   // key's position less the query's. Distances are clipped to [least, least + R - 1].
   at::Tensor keys_HRD;    // undefined: there are no relative positions
   at::Tensor values_HRD;  // undefined: values have none
+  // [1 or H, R] in the type of sums (at::toOpMathType): added to the products of queries and rows
+  // of keys, before the factor 1 / sqrt(D). Undefined: nothing.
+  at::Tensor bias_HR{};
   std::int64_t least = 0;
 
   bool defined() const { return keys_HRD.defined(); }
@@ -33,7 +36,7 @@ void check_relative_positions(const RelativePositions& relative, const at::Tenso
 at::Tensor table_rows(const RelativePositions& relative, const at::Tensor& distances);
 
 // The two terms in plain LibTorch operations, differentiable; `rows` broadcasts to [B, H, X, I, J].
-// q_i a_r, without the factor 1 / sqrt(D):
+// q_i a_r and the bias of r, without the factor 1 / sqrt(D):
 at::Tensor relative_scores(const RelativePositions& relative, const at::Tensor& q_BHXID,
                            const at::Tensor& rows_BHXIJ);
 // sum_j p_ij b_r:

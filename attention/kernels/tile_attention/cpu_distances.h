@@ -62,12 +62,18 @@ struct TableProducts {
         x_columns(row_columns),
         w_columns(distance_columns) {}
 
-  // w = factor x table_t.
-  [[gnu::noinline]] void multiply(const S* x, int rows, const S* table_t, S factor, S* w) const {
+  // w = factor (x table_t + bias); bias [num_distances] may be null.
+  [[gnu::noinline]] void multiply(const S* x, int rows, const S* table_t, const S* bias, S factor,
+                                  S* w) const {
     for (int i = 0; i < rows; i += kPanel) {
       multiply_panel<Summation::kInParts>(x + i * x_columns, x_columns, 1, table_t,
                                           whole_columns<T>(num_distances), head_dim,
                                           w + i * w_columns, w_columns, w_columns, false);
+    }
+    if (bias) {
+      for (int i = 0; i < rows; ++i) {
+        for (int r = 0; r < num_distances; ++r) w[i * w_columns + r] += bias[r];
+      }
     }
     for (int n = 0; n < rows * w_columns; ++n) w[n] *= factor;
   }
@@ -84,6 +90,12 @@ struct TableProducts {
       multiply_panel(w + r, 1, w_columns, x, x_columns, rows,
                      d_table + r * whole_columns<T>(head_dim), whole_columns<T>(head_dim),
                      x_columns, true);
+    }
+  }
+  // d_bias += the sum of the rows of w.
+  [[gnu::noinline]] void add_rows_to_bias(const S* w, int rows, S* d_bias) const {
+    for (int i = 0; i < rows; ++i) {
+      for (int r = 0; r < num_distances; ++r) d_bias[r] += w[i * w_columns + r];
     }
   }
 };

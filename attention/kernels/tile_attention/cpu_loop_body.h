@@ -46,8 +46,8 @@ bool forward(const TileShape& shape, const QueryTile<T>& queries, const KeyTile<
   const TableProducts<T> tables(shape, columns, distances.columns);
   if (relative) {
     const int rows = padded_rows<S>(queries.num_queries);
-    tables.multiply(wide_rows(x.q, rows, columns, distances.q), rows, relative->keys_t, scale,
-                    distances.of_keys);
+    tables.multiply(wide_rows(x.q, rows, columns, distances.q), rows, relative->keys_t,
+                    relative->bias, scale, distances.of_keys);
     __builtin_memset(distances.of_values, 0, sizeof(S) * kTile * distances.columns);
   }
   for (int i = 0; i < kTile; ++i) {
@@ -232,9 +232,11 @@ bool backward(const TileShape& shape, const QueryTile<T>& queries, const KeyTile
   if (relative) {
     wide_q = wide_rows(x.q, whole_queries, columns, distances.q);
     wide_d_out = wide_rows(x.d_out, whole_queries, columns, distances.d_out);
-    tables.multiply(wide_q, whole_queries, relative->keys_t, scale, distances.of_keys);
+    tables.multiply(wide_q, whole_queries, relative->keys_t, relative->bias, scale,
+                    distances.of_keys);
     if (relative->values) {
-      tables.multiply(wide_d_out, whole_queries, relative->values_t, 1, distances.of_values);
+      tables.multiply(wide_d_out, whole_queries, relative->values_t, nullptr, 1,
+                      distances.of_values);
     }
   }
   S delta[kTile];
@@ -366,6 +368,9 @@ bool backward(const TileShape& shape, const QueryTile<T>& queries, const KeyTile
   if (relative) {
     tables.add_rows(distances.of_keys, whole_queries, relative->keys, x.acc);
     tables.add_gradient(distances.of_keys, num_queries, wide_q, relative->d_keys);
+    if (relative->bias) {
+      tables.add_rows_to_bias(distances.of_keys, num_queries, relative->d_bias);
+    }
     if (relative->values) {
       tables.add_gradient(distances.of_values, num_queries, wide_d_out, relative->d_values);
     }

@@ -228,21 +228,10 @@ std::string DenseAttention::why_not_documents(const AttentionInput& in) {
 }
 
 std::string DenseAttention::why_not_distances(const AttentionInput& in) const {
-  const at::Tensor& q = in.q_BHLD;
-  if (kernel_device(q) == KernelDevice::kNone) return kNoKernels;
+  if (kernel_device(in.q_BHLD) == KernelDevice::kNone) return kNoKernels;
   if (in.noise && dropout_ > 0)
     return "softmax with dropout and sinusoidal distances has no kernels";
-  if (std::string why = why_not_documents(in); !why.empty()) return why;
-  // Of the shape that SinusoidalDistances::add_to() makes.
-  AttentionInput wide = in;
-  for (at::Tensor* x : {&wide.q_BHLD, &wide.k_BHSD, &wide.v_BHSD}) {
-    std::vector<std::int64_t> sizes = x->sizes().vec();
-    sizes[3] = SinusoidalDistances::wide_head_dim(q.size(3));
-    *x = x->narrow(3, 0, 1).expand(sizes);
-  }
-  const PathChoice choice =
-      choose_path(as_one_segment(wide, shape_.causal, terms_.sink(q), at::kMeta), Path::kFused);
-  return choice == Path::kFused ? "" : choice.why;
+  return why_not_one_segment(in);
 }
 
 std::string DenseAttention::why_not_one_segment(const AttentionInput& in) const {
@@ -281,7 +270,7 @@ at::Tensor DenseAttention::fused(const AttentionInput& in) const {
     const at::Tensor& q = in.q_BHLD;
     GatheredAttention attention = as_one_segment(in, shape_.causal, terms_.sink(q), q.device());
     if (distances_) distances_->add_to(attention, in.noise.has_value());
-    return attend_gathered(attention, Path::kFused).out_BHLD.narrow(3, 0, q.size(3));
+    return attend_gathered(attention, Path::kFused).out_BHLD;
   }
   BlockAttention attention = as_one_block(in);
   const at::Tensor mask = key_mask(in);

@@ -88,7 +88,9 @@ std::vector<at::Tensor> solve_entries(const BlockAttention& in, const at::Tensor
   add_rows(gradients.d_q_BHNbD);
   add_rows(gradients.d_relative_keys_HRD);
   add_rows(gradients.d_relative_values_HRD);
-  if (gradients.d_sink_H.defined()) result.push_back(gradients.d_sink_H);
+  for (const at::Tensor& x : {gradients.d_sink_H, gradients.d_relative_bias_HR}) {
+    if (x.defined()) result.push_back(x);
+  }
   for (std::size_t s = 0; s < operands.keys.size(); ++s) {
     const KeyGradients& keys = gradients.keys[s];
     add_rows(keys.d_k_BHNbD);
@@ -118,8 +120,8 @@ std::vector<at::Tensor> solve_emulated(const BlockProblem& problem, bool backwar
     if (result.empty()) {
       result = part;
     } else {
-      const std::size_t num_shared =
-          2u + in.relative.defined() + in.relative.values_HRD.defined() + in.sink_H.defined();
+      const std::size_t num_shared = 2u + in.relative.defined() + in.relative.values_HRD.defined() +
+                                     in.sink_H.defined() + in.relative.bias_HR.defined();
       for (std::size_t i = 0; i < num_shared; ++i) result[i] = result[i] + part[i];
       result.insert(result.end(), part.begin() + static_cast<std::ptrdiff_t>(num_shared),
                     part.end());

@@ -51,6 +51,10 @@ struct Problem {
                              &other.attention.relative.values_HRD, &other.attention.sink_H}) {
       if (each->defined()) *each = leaf(*each);
     }
+    if (at::Tensor& bias_HR = other.attention.relative.bias_HR; bias_HR.defined()) {
+      bias_HR = bias_HR.detach().to(at::toOpMathType(dtype)).set_requires_grad(true);
+      other.leaves.push_back(bias_HR);
+    }
     other.d_out = d_out.to(dtype);
     return other;
   }
@@ -83,6 +87,9 @@ void add_terms(int seed, std::uint64_t tensor_seed, Problem& problem) {
   }
   // Of the size of the largest logits: a sink far below them has the gradient of a single query.
   if (random() % 2) in.sink_H = tensor({H}).abs() * (size * size);
+  if (in.relative.defined() && random() % 2) {
+    in.relative.bias_HR = tensor(in.relative.keys_HRD.sizes().slice(0, 2)) * size;
+  }
   problem.name += " with terms";
 }
 
@@ -218,7 +225,7 @@ INSTANTIATE_TEST_SUITE_P(Dtypes, FusedBlockAttentionIn,
 
 // The gradient of a bias that all keys of a query share is 0: the differences of products d_out . v
 // cancel. So is that of a table with one row. Returns two fp32 roundings of such a product for a
-// bias, and for a table of keys times a query; 0 for other leaves.
+// bias of pairs or distances, and for a table of keys times a query; 0 for other leaves.
 double bias_rounding(const Problem& problem, const at::Tensor& leaf) {
   const BlockAttention& in = problem.attention;
   const auto longest = [](const at::Tensor& x) {
@@ -227,7 +234,9 @@ double bias_rounding(const Problem& problem, const at::Tensor& leaf) {
   double largest = 0;
   for (const KeyBlocks& keys : in.keys) {
     const bool is_table = in.relative.defined() && in.relative.keys_HRD.is_same(leaf);
-    if (!is_table && !(keys.bias_BHNbb.defined() && keys.bias_BHNbb.is_same(leaf))) continue;
+    const bool is_bias = in.relative.bias_HR.defined() && in.relative.bias_HR.is_same(leaf);
+    if (!is_table && !is_bias && !(keys.bias_BHNbb.defined() && keys.bias_BHNbb.is_same(leaf)))
+      continue;
     const double factor =
         is_table ? longest(in.q_BHNbD) / std::sqrt(static_cast<double>(in.q_BHNbD.size(4))) : 1;
     largest = std::max(largest, factor * 2 * std::numeric_limits<float>::epsilon() *
@@ -259,7 +268,7 @@ TEST_P(FusedBlockAttentionIn, ErrorsAreThoseOfTheReference) {
         largest->resize(exact.size());
       }
       for (std::size_t i = 0; i < exact.size(); ++i) {
-        EXPECT_EQ(fused[i].scalar_type(), GetParam());
+        EXPECT_EQ(fused[i].scalar_type(), reference[i].scalar_type());
         error[i] = std::max(error[i], max_difference(fused[i], exact[i]));
         reference_error[i] = std::max(reference_error[i], max_difference(reference[i], exact[i]));
         scale[i] = std::max(scale[i], exact[i].abs().max().item<double>());

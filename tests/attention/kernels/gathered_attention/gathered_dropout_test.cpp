@@ -88,7 +88,9 @@ struct DropoutDefinition {
           const std::int64_t key = k_rows[static_cast<std::size_t>(j)],
                              p_j = position(band.positions_k_BHS, key, j - k_start);
           if (p_i - p_j < band.least || p_i - p_j > band.most || key >= length) continue;
-          double product = 0;
+          double product = in.relative.bias_HR.defined()
+                               ? *vector_of(in.relative.bias_HR.unsqueeze(2), key - query)
+                               : 0;
           for (std::int64_t d = 0; d < D; ++d) {
             const double a =
                 in.relative.defined() ? vector_of(in.relative.keys_HRD, key - query)[d] : 0;

@@ -33,9 +33,10 @@ GatheredParams with_tiles(GatheredParams params, const EmulatedTiles* tiles) {
 std::vector<at::Tensor> solve_emulated(const GatheredProblem& problem, const EmulatedTiles* tiles) {
   GatheredAttention in = problem.attention;
   // As attend_gathered() passes them on.
-  for (at::Tensor* x : {&in.q_BHLD, &in.k_BHSD, &in.v_BHSD, &in.relative.keys_HRD,
-                        &in.relative.values_HRD, &in.sink_H, &in.rows.band.positions_q_BHL,
-                        &in.rows.band.positions_k_BHS, &in.key_lengths_B}) {
+  for (at::Tensor* x :
+       {&in.q_BHLD, &in.k_BHSD, &in.v_BHSD, &in.relative.keys_HRD, &in.relative.values_HRD,
+        &in.relative.bias_HR, &in.sink_H, &in.rows.band.positions_q_BHL,
+        &in.rows.band.positions_k_BHS, &in.key_lengths_B}) {
     if (x->defined()) *x = x->detach().contiguous();
   }
   const std::int64_t D = in.q_BHLD.size(3);
@@ -103,6 +104,7 @@ std::vector<at::Tensor> solve_emulated(const GatheredProblem& problem, const Emu
   }
   if (in.sink_H.defined()) results.push_back(gradients.d_sink_H);
   if (joined_sink.defined()) results.push_back(d_inputs[2]);
+  if (in.relative.bias_HR.defined()) results.push_back(gradients.d_relative_bias_HR);
   return results;
 }
 

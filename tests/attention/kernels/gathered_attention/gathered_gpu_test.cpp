@@ -16,7 +16,7 @@ GatheredProblem on_gpu(const GatheredProblem& problem) {
   };
   GatheredAttention& in = there.attention;
   for (at::Tensor* x : {&in.q_BHLD, &in.k_BHSD, &in.v_BHSD, &in.relative.keys_HRD,
-                        &in.relative.values_HRD, &in.sink_H}) {
+                        &in.relative.values_HRD, &in.relative.bias_HR, &in.sink_H}) {
     move(*x);
     if (x->defined()) x->set_requires_grad(true);
   }

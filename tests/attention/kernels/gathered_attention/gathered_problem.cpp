@@ -25,6 +25,9 @@ GatheredProblem GatheredProblem::to(at::ScalarType dtype) const {
                         &in.relative.values_HRD, &in.sink_H}) {
     if (x->defined()) *x = x->detach().to(dtype).set_requires_grad(true);
   }
+  if (at::Tensor& bias_HR = in.relative.bias_HR; bias_HR.defined()) {
+    bias_HR = bias_HR.detach().to(at::toOpMathType(dtype)).set_requires_grad(true);
+  }
   other.d_out_BHLD = d_out_BHLD.to(dtype);
   other.d_lse_BHL = d_lse_BHL.to(at::toOpMathType(dtype));
   return other;
@@ -32,8 +35,8 @@ GatheredProblem GatheredProblem::to(at::ScalarType dtype) const {
 
 std::vector<at::Tensor> GatheredProblem::leaves() const {
   std::vector<at::Tensor> leaves{attention.q_BHLD, attention.k_BHSD, attention.v_BHSD};
-  for (const at::Tensor* x :
-       {&attention.relative.keys_HRD, &attention.relative.values_HRD, &attention.sink_H}) {
+  for (const at::Tensor* x : {&attention.relative.keys_HRD, &attention.relative.values_HRD,
+                              &attention.sink_H, &attention.relative.bias_HR}) {
     if (x->defined()) leaves.push_back(*x);
   }
   return leaves;
@@ -65,6 +68,9 @@ GatheredProblem random_problem_with_terms(int seed, int draw_index) {
   }
   // Of the size of the largest logits: a sink far below them has the gradient of a single query.
   if (random() % 2) in.sink_H = tensor({H}).abs() * (size * size);
+  if (in.relative.defined() && random() % 2) {
+    in.relative.bias_HR = tensor(in.relative.keys_HRD.sizes().slice(0, 2)) * size;
+  }
   return problem.to(at::kFloat);
 }
 
@@ -114,17 +120,19 @@ GatheredProblem dense_problem(std::int64_t num_tokens) {
 GatheredProblem distances_problem(std::int64_t num_queries, std::int64_t window) {
   const std::int64_t L = num_queries, S = L + 80;
   AttentionInput in;
-  in.q_BHLD = random_tensor({2, 4, L, 72}, at::kFloat, 1);
-  in.k_BHSD = random_tensor({2, 2, S, 72}, at::kFloat, 2);
-  in.v_BHSD = random_tensor({2, 2, S, 72}, at::kFloat, 3);
+  in.q_BHLD = random_tensor({2, 4, L, 64}, at::kFloat, 1);
+  in.k_BHSD = random_tensor({2, 2, S, 64}, at::kFloat, 2);
+  in.v_BHSD = random_tensor({2, 2, S, 64}, at::kFloat, 3);
   in.key_lengths_B = at::tensor({S, S - L / 3}, at::kLong);
   const at::Tensor sink_H = random_tensor({4}, at::kFloat, 5);
   GatheredProblem problem{.attention = as_one_segment(in, /*causal=*/true, sink_H, at::kCPU),
-                          .d_out_BHLD = random_tensor({2, 4, L, 72}, at::kFloat, 4),
+                          .d_out_BHLD = random_tensor({2, 4, L, 64}, at::kFloat, 4),
                           .d_lse_BHL = at::zeros({2, 4, L}),
                           .name = "distances"};
-  problem.attention.relative = {
-      .keys_HRD = random_tensor({4, S, 72}, at::kFloat, 6) * 0.3, .values_HRD = {}, .least = 1 - L};
+  problem.attention.relative = {.keys_HRD = random_tensor({4, S, 64}, at::kFloat, 6) * 0.3,
+                                .values_HRD = {},
+                                .bias_HR = random_tensor({4, S}, at::kFloat, 8),
+                                .least = 1 - L};
   problem.attention.rows.band.most = window - 1 + L - S;
   return problem.to(at::kFloat);
 }
@@ -376,6 +384,7 @@ bool expect_errors_of_the_reference(
     for (std::size_t i = 5; i < results; ++i) {
       const at::Tensor leaf = problem.leaves()[i - 2];
       if (leaf.is_same(in.relative.keys_HRD)) raise(product[i], rounding * largest(in.q_BHLD));
+      if (leaf.is_same(in.relative.bias_HR)) raise(product[i], rounding);
       if (leaf.is_same(in.sink_H)) raise(product[i], rounding * std::sqrt(in.q_BHLD.size(3)));
     }
   }

@@ -54,7 +54,7 @@ GatheredProblem random_problem_of_distinct_keys(int seed, int draw_index = 0);
 GatheredProblem dense_problem(std::int64_t num_tokens);
 
 // Dense attention to 80 tokens before the queries, too, causal, of the last `window` keys, with the
-// relative positions of sinusoidal_distances.h, sinks, and 2 heads of queries a key head, D = 72.
+// relative positions of sinusoidal_distances.h, sinks, and 2 heads of queries a key head, D = 64.
 GatheredProblem distances_problem(std::int64_t num_queries, std::int64_t window);
 
 // Causal sliding windows of `width` tokens, D = 64.
