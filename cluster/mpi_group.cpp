@@ -16,13 +16,17 @@ namespace {
 // MPI counts are int. Each completed message also shows the waiting thread that data is flowing.
 constexpr std::size_t kMessageBytes = std::size_t{1} << 20;
 
-// How long a poll keeps the core, and then how long it yields the core, before it sleeps: while the
-// other threads compute and need the core, and while a thread waits for the operation.
+// How long a poll keeps the core, and then how long it yields the core to threads that want it,
+// before it sleeps: while the process's other threads compute and need the core; while a thread
+// waits for the operation and other ranks need the core; and while none does. There, with sleeps
+// after 200 us, two ranks on two cores of a virtual machine were 7 % slower
+// (tests/bench/rank_scaling.py): a core that stood idle seems to be slow for a while.
 struct Patience {
   std::chrono::microseconds keeps, yields;
 };
 constexpr Patience kWhileOthersCompute{std::chrono::microseconds(0), std::chrono::microseconds(20)},
-    kAwaited{std::chrono::microseconds(5), std::chrono::microseconds(200)};
+    kAwaited{std::chrono::microseconds(5), std::chrono::microseconds(200)},
+    kAwaitedOnOwnCore{std::chrono::microseconds(5), std::chrono::milliseconds(50)};
 
 // Pauses after a poll that found nothing: not at all at first, then yields the core, then sleeps
 // for a sixteenth of the time waited so far. A long wait thus costs almost nothing, and no wait
@@ -31,7 +35,8 @@ constexpr Patience kWhileOthersCompute{std::chrono::microseconds(0), std::chrono
 // itself reads that.
 class PollPause {
  public:
-  explicit PollPause(OperationQueue& queue) : queue_(queue) {}
+  PollPause(OperationQueue& queue, bool has_core)
+      : queue_(queue), while_awaited_(has_core ? kAwaitedOnOwnCore : kAwaited) {}
   void restart() { waits_ = false; }
   // The first polls do not read the clock: that takes a tenth of a small message's time.
   void operator()() {
@@ -43,7 +48,7 @@ class PollPause {
     if (!waits_ || awaited != awaited_) start_ = now;
     waits_ = true;
     awaited_ = awaited;
-    const Patience& patience = awaited ? kAwaited : kWhileOthersCompute;
+    const Patience& patience = awaited ? while_awaited_ : kWhileOthersCompute;
     const auto waited = std::chrono::duration_cast<microseconds>(now - start_);
     if (waited < patience.keeps) return;
     if (waited < patience.yields) {
@@ -56,6 +61,7 @@ class PollPause {
  private:
   using Clock = std::chrono::steady_clock;
   OperationQueue& queue_;
+  const Patience& while_awaited_;
   static constexpr int kFreeCalls = 16;
   int num_calls_ = 0;
   std::optional<WaitTimer> timer_;
@@ -65,7 +71,7 @@ class PollPause {
 
 }  // namespace
 
-MpiGroup::MpiGroup(MPI_Comm parent, int node_ranks) {
+MpiGroup::MpiGroup(MPI_Comm parent, bool has_core, int node_ranks) : has_core_(has_core) {
   mpi_check(MPI_Comm_dup(parent, &comm_), "MPI_Comm_dup");
   mpi_check(MPI_Comm_set_errhandler(comm_, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
   mpi_check(MPI_Comm_rank(comm_, &ranks_.rank), "MPI_Comm_rank");
@@ -270,7 +276,7 @@ void MpiGroup::transfer(const Piece& piece, const char* call, Start start) {
 void MpiGroup::wait_for_requests() {
   const int num_requests = static_cast<int>(requests_.size());
   completed_.resize(requests_.size());
-  PollPause pause(queue_);
+  PollPause pause(queue_, has_core_);
   for (int num_left = num_requests; num_left > 0;) {
     int num_completed = 0;
     mpi_check(MPI_Testsome(num_requests, requests_.data(), &num_completed, completed_.data(),
