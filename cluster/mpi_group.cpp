@@ -16,27 +16,26 @@ namespace {
 // MPI counts are int. Each completed message also shows the waiting thread that data is flowing.
 constexpr std::size_t kMessageBytes = std::size_t{1} << 20;
 
-// How long a poll keeps the core, and then how long it yields the core to threads that want it,
-// before it sleeps: while the process's other threads compute and need the core; while a thread
-// waits for the operation and other ranks need the core; and while none does. There, with sleeps
-// after 200 us, two ranks on two cores of a virtual machine were 7 % slower
-// (tests/bench/rank_scaling.py): a core that stood idle seems to be slow for a while.
+// How long a poll keeps the core, and then how long it yields the core, before it sleeps.
 struct Patience {
   std::chrono::microseconds keeps, yields;
 };
-constexpr Patience kWhileOthersCompute{std::chrono::microseconds(0), std::chrono::microseconds(20)},
-    kAwaited{std::chrono::microseconds(5), std::chrono::microseconds(200)},
-    kAwaitedOnOwnCore{std::chrono::microseconds(5), std::chrono::milliseconds(50)};
+// While other threads of the process compute.
+constexpr Patience kWhileOthersCompute{std::chrono::microseconds(0), std::chrono::microseconds(20)};
+// While a thread waits for the operation. With 200 us, two ranks on two cores of a virtual machine
+// were 7 % slower (docs/results.md, "Two ranks").
+constexpr Patience kAwaited{std::chrono::microseconds(5), std::chrono::milliseconds(50)};
+// A yield that takes longer shows that another thread computes on the core. Then the wait sleeps.
+constexpr std::chrono::microseconds kLongYield(500);
 
 // Pauses after a poll that found nothing: not at all at first, then yields the core, then sleeps
-// for a sixteenth of the time waited so far. A long wait thus costs almost nothing, and no wait
-// grows by more than a sixteenth. The time starts again when a thread begins to wait. After the
-// first polls it counts as waited, of the thread that polls. Only a caller that runs its operation
-// itself reads that.
+// for a sixteenth of the time waited so far. So no wait grows by more than a sixteenth, and one of
+// seconds costs almost nothing. The time starts again with each message and when a thread begins to
+// wait. After the first polls it counts as waited, of the thread that polls. Only a caller that
+// runs its operation itself reads that.
 class PollPause {
  public:
-  PollPause(OperationQueue& queue, bool has_core)
-      : queue_(queue), while_awaited_(has_core ? kAwaitedOnOwnCore : kAwaited) {}
+  explicit PollPause(OperationQueue& queue) : queue_(queue) {}
   void restart() { waits_ = false; }
   // The first polls do not read the clock: that takes a tenth of a small message's time.
   void operator()() {
@@ -48,11 +47,12 @@ class PollPause {
     if (!waits_ || awaited != awaited_) start_ = now;
     waits_ = true;
     awaited_ = awaited;
-    const Patience& patience = awaited ? while_awaited_ : kWhileOthersCompute;
+    const Patience& patience = awaited ? kAwaited : kWhileOthersCompute;
     const auto waited = std::chrono::duration_cast<microseconds>(now - start_);
     if (waited < patience.keeps) return;
-    if (waited < patience.yields) {
+    if (waited < patience.yields && !shares_core_) {
       ::sched_yield();
+      shares_core_ = Clock::now() - now > kLongYield;
     } else {
       queue_.sleep(std::clamp(waited / 16, microseconds(20), microseconds(500)));
     }
@@ -61,17 +61,16 @@ class PollPause {
  private:
   using Clock = std::chrono::steady_clock;
   OperationQueue& queue_;
-  const Patience& while_awaited_;
   static constexpr int kFreeCalls = 16;
   int num_calls_ = 0;
   std::optional<WaitTimer> timer_;
-  bool waits_ = false, awaited_ = false;
+  bool waits_ = false, awaited_ = false, shares_core_ = false;
   Clock::time_point start_{};
 };
 
 }  // namespace
 
-MpiGroup::MpiGroup(MPI_Comm parent, bool has_core, int node_ranks) : has_core_(has_core) {
+MpiGroup::MpiGroup(MPI_Comm parent, int node_ranks) {
   mpi_check(MPI_Comm_dup(parent, &comm_), "MPI_Comm_dup");
   mpi_check(MPI_Comm_set_errhandler(comm_, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
   mpi_check(MPI_Comm_rank(comm_, &ranks_.rank), "MPI_Comm_rank");
@@ -276,7 +275,7 @@ void MpiGroup::transfer(const Piece& piece, const char* call, Start start) {
 void MpiGroup::wait_for_requests() {
   const int num_requests = static_cast<int>(requests_.size());
   completed_.resize(requests_.size());
-  PollPause pause(queue_, has_core_);
+  PollPause pause(queue_);
   for (int num_left = num_requests; num_left > 0;) {
     int num_completed = 0;
     mpi_check(MPI_Testsome(num_requests, requests_.data(), &num_completed, completed_.data(),

@@ -27,10 +27,9 @@ void mpi_check(int status, const char* call,
 class MpiGroup : public ProcessGroup {
  public:
   // Duplicates `parent`. Collective over it. MPI must have been started with MPI_THREAD_MULTIPLE
-  // and must outlive the group. has_core: other ranks need none of this process's cores, so that it
-  // keeps one while it waits, for up to 50 ms. With node_ranks, a divisor of the group's size,
-  // all_reduce, reduce_scatter and all_gather have two levels (two_levels.h); 1: one.
-  MpiGroup(MPI_Comm parent, bool has_core, int node_ranks = 1);
+  // and must outlive the group. With node_ranks, a divisor of its size, all_reduce, reduce_scatter
+  // and all_gather have two levels (two_levels.h); 1: one.
+  explicit MpiGroup(MPI_Comm parent, int node_ranks = 1);
   // Not collective: does not wait for other ranks. Abandons operations that are still running (an
   // exception is in flight); MPI cannot be finalized properly after that.
   ~MpiGroup() override;
@@ -85,7 +84,6 @@ class MpiGroup : public ProcessGroup {
     std::size_t num_bytes = 0;
   };
 
-  const bool has_core_;
   MPI_Comm comm_ = MPI_COMM_NULL;
   NodeRanks ranks_{.rank = 0, .size = 1, .node_ranks = 1};
   int tag_ = 0;  // of the running operation

@@ -4,7 +4,6 @@
 #include <sys/uio.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <chrono>
 #include <cstdlib>
 #include <exception>
@@ -88,11 +87,9 @@ World::World() {
     }
     mpi_check(MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN),
               "MPI_Comm_set_errhandler");
-    int size = 0;
-    mpi_check(MPI_Comm_size(MPI_COMM_WORLD, &size), "MPI_Comm_size");
-    check_world_size(size, announced);
+    group_ = std::make_unique<MpiGroup>(MPI_COMM_WORLD);
+    check_world_size(group_->size(), announced);
     find_machine();
-    group_ = std::make_unique<MpiGroup>(MPI_COMM_WORLD, has_core_);
   } catch (...) {
     group_.reset();
     if (provided == MPI_THREAD_MULTIPLE) MPI_Finalize();
@@ -107,9 +104,9 @@ World::~World() {
 
 void World::find_machine() {
   MPI_Comm machine = MPI_COMM_NULL;
-  mpi_check(
-      MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, /*key=*/0, MPI_INFO_NULL, &machine),
-      "MPI_Comm_split_type");
+  mpi_check(MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, group_->rank(), MPI_INFO_NULL,
+                                &machine),
+            "MPI_Comm_split_type");
   mpi_check(MPI_Comm_rank(machine, &local_rank_), "MPI_Comm_rank");
   mpi_check(MPI_Comm_size(machine, &local_size_), "MPI_Comm_size");
   std::vector<cpu_set_t> masks(static_cast<std::size_t>(local_size_));
@@ -117,9 +114,7 @@ void World::find_machine() {
   mpi_check(
       MPI_Allgather(&mine, sizeof mine, MPI_BYTE, masks.data(), sizeof mine, MPI_BYTE, machine),
       "MPI_Allgather");
-  const int share = share_of_cores(masks, static_cast<std::size_t>(local_rank_));
-  cores_ = std::max(share, 1);
-  has_core_ = share > 0;
+  cores_ = share_of_cores(masks, static_cast<std::size_t>(local_rank_));
   mpi_check(MPI_Comm_free(&machine), "MPI_Comm_free");
   // The machine's name for sbatch --exclude and sinfo.
   if (const char* node = std::getenv("SLURMD_NODENAME"); node != nullptr && *node != '\0') {
@@ -135,7 +130,7 @@ void World::find_machine() {
 std::unique_ptr<ProcessGroup> World::split(int color, int key, int node_ranks) {
   MPI_Comm part = MPI_COMM_NULL;
   mpi_check(MPI_Comm_split(MPI_COMM_WORLD, color, key, &part), "MPI_Comm_split");
-  auto group = std::make_unique<MpiGroup>(part, has_core_, node_ranks);
+  auto group = std::make_unique<MpiGroup>(part, node_ranks);
   mpi_check(MPI_Comm_free(&part), "MPI_Comm_free");
   return group;
 }

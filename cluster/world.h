@@ -27,7 +27,7 @@ class World {
   int size() const { return group_->size(); }
   int local_rank() const { return local_rank_; }  // among the ranks of this machine
   int local_size() const { return local_size_; }
-  // The number of cores on which this rank should compute: share_of_cores() (cpu.h), at least 1.
+  // The number of cores on which this rank should compute (share_of_cores in cpu.h).
   int cores() const { return cores_; }
   // The machine's name: the node's in a Slurm job, else MPI's.
   const std::string& host() const { return host_; }
@@ -44,7 +44,6 @@ class World {
 
   std::unique_ptr<ProcessGroup> group_;
   int local_rank_ = 0, local_size_ = 1, cores_ = 1;
-  bool has_core_ = true;  // for itself
   std::string host_;
   const int exceptions_at_start_ = std::uncaught_exceptions();
 };

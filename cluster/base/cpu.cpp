@@ -95,7 +95,7 @@ int share_of_cores(const std::vector<cpu_set_t>& masks, std::size_t which) {
   }
   if (CPU_COUNT(&masks[which]) == 0) share = machine_cores() / static_cast<double>(masks.size());
   constexpr double kRounding = 1e-6;  // of the sum
-  return static_cast<int>(share + kRounding);
+  return std::max(1, static_cast<int>(share + kRounding));
 }
 
 }  // namespace birkhoff

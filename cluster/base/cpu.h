@@ -19,9 +19,9 @@ void compute_on_cpu(int num_threads);
 cpu_set_t affinity_mask();
 // The number of cores in the mask, at least 1.
 int usable_cores();
-// The number of cores that process `which` of a machine has for itself: the cores of its mask, each
-// divided by the number of processes whose masks contain it; with an empty mask, its share of the
-// machine. 0 if that is less than a core.
+// The number of cores on which process `which` of a machine should compute: the cores of its mask,
+// each divided by the number of processes whose masks contain it; with an empty mask, its share of
+// the machine. At least 1.
 int share_of_cores(const std::vector<cpu_set_t>& masks, std::size_t which);
 // The number of cores of the machine, at least 1.
 int machine_cores();

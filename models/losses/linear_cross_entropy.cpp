@@ -15,6 +15,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "cluster/base/tensors/rounded_linear.h"
 #include "cluster/base/tensors/second_gradient.h"
 #include "models/losses/fused_cross_entropy.h"
 
@@ -58,8 +59,9 @@ struct WithGradients : torch::autograd::Function<WithGradients> {
       losses_N.narrow(0, begin, count).copy_(losses.losses_N);
       nats_N.narrow(0, begin, count).copy_(losses.nats_N);
       d_x_NE.narrow(0, begin, count).copy_(logits_nV.mm(weight_VE));
-      at::Tensor part_VE = logits_nV.t().mm(x_nE);
-      if (count < N) part_VE = part_VE.to(precision);
+      const bool is_all = count == N;  // nothing is added to it
+      const at::Tensor part_VE =
+          weight_gradient(logits_nV, x_nE, is_all ? x_nE.scalar_type() : precision);
       d_weight_VE = d_weight_VE.defined() ? d_weight_VE.add_(part_VE) : part_VE;
     }
     if (N == 0) d_weight_VE = at::zeros_like(weight_VE);

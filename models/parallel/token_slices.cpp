@@ -12,6 +12,7 @@
 
 #include "cluster/base/collectives/process_group.h"
 #include "cluster/base/error.h"
+#include "cluster/base/tensors/rounded_linear.h"
 #include "cluster/base/tensors/second_gradient.h"
 #include "models/parallel/saved_group.h"
 
@@ -73,11 +74,14 @@ struct GatherLinear : torch::autograd::Function<GatherLinear> {
                                ProcessGroup* group) {
     save_group(context, group);
     context->set_materialize_grads(false);  // x_NC may be unused
-    context->save_for_backward({x_nC, weight_OC});
+    const at::Tensor rounded_OC = weight_OC.to(x_nC.scalar_type());
+    context->save_for_backward({x_nC, rounded_OC});
+    context->saved_data["dtype"] = weight_OC.scalar_type();
     context->saved_data["bias"] = !bias_O.empty();
     const at::Tensor x_NC = all_gather_rows(*group, x_nC, kProductRows);
-    const auto bias = bias_O.empty() ? std::nullopt : std::optional<at::Tensor>(bias_O[0]);
-    return {at::linear(x_NC, weight_OC, bias), x_NC};
+    const auto bias =
+        bias_O.empty() ? std::nullopt : std::optional(bias_O[0].to(x_nC.scalar_type()));
+    return {at::linear(x_NC, rounded_OC, bias), x_NC};
   }
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
     refuse_second_gradient();
@@ -92,8 +96,9 @@ struct GatherLinear : torch::autograd::Function<GatherLinear> {
     if (gradients[1].defined()) d_x_NC.add_(gradients[1]);
     gather->wait();
     const PendingSum sum = start_sum(group, d_x_NC);
-    variable_list result{sum.slice_nC, at::matmul(d_y_NO.t(), x_NC)};
-    if (context->saved_data["bias"].toBool()) result.push_back(d_y_NO.sum(0));
+    const at::ScalarType dtype = context->saved_data["dtype"].toScalarType();
+    variable_list result{sum.slice_nC, weight_gradient(d_y_NO, x_NC, dtype)};
+    if (context->saved_data["bias"].toBool()) result.push_back(bias_gradient(d_y_NO, dtype));
     result.emplace_back();  // none for `group`
     sum.work->wait();
     return result;
@@ -143,10 +148,7 @@ at::Tensor TokenSlices::sum(const at::Tensor& part_BTC) const {
 
 TokenSlices::Product TokenSlices::gather_linear(const at::Tensor& x_nC, const at::Tensor& weight_OC,
                                                 const at::Tensor& bias_O) const {
-  if (!divided()) {
-    const auto bias = bias_O.defined() ? std::optional(bias_O) : std::nullopt;
-    return {at::linear(x_nC, weight_OC, bias), x_nC};
-  }
+  if (!divided()) return {rounded_linear(x_nC, weight_OC, bias_O), x_nC};
   const at::TensorList bias = bias_O.defined() ? at::TensorList(bias_O) : at::TensorList();
   const variable_list products = GatherLinear::apply(x_nC, weight_OC, bias, group_);
   return {of_tokens(products[0]), of_tokens(products[1])};

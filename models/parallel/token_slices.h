@@ -40,8 +40,9 @@ class TokenSlices {
   struct Product {
     at::Tensor y_BTO, x_BTC;
   };
-  // x = gather(x_nC) and y = x weight^T (+ bias). The backward pass gathers x again instead of
-  // keeping it, and computes the gradient of the weight while the gradient of x is summed.
+  // x = gather(x_nC) and y = rounded_linear(x, weight, bias). The backward pass gathers x again
+  // instead of keeping it, and computes the gradient of the weight while the gradient of x is
+  // summed.
   Product gather_linear(const at::Tensor& x_nC, const at::Tensor& weight_OC,
                         const at::Tensor& bias_O) const;
 

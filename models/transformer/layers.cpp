@@ -2,12 +2,12 @@
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/layer_norm.h>
-#include <ATen/ops/linear.h>
 
 #include <cmath>
 #include <numeric>
 
 #include "cluster/base/error.h"
+#include "cluster/base/tensors/rounded_linear.h"
 #include "configs/schema/config.pb.h"
 #include "models/transformer/residual_norm.h"
 
@@ -107,7 +107,7 @@ at::Tensor Linear::operator()(const at::Tensor& x, const TokenSlices& tokens) co
     // The backward pass of narrow() fills and copies a tensor.
     const bool is_whole = width == x_BTI.size(-1);
     const at::Tensor y =
-        at::linear(is_whole ? x_BTI : x_BTI.narrow(-1, first, width), rounded(weight_OI));
+        rounded_linear(is_whole ? x_BTI : x_BTI.narrow(-1, first, width), weight_OI, {});
     part_BTO = part_BTO.defined() ? part_BTO + y : y;
     first += width;
   }
@@ -120,16 +120,14 @@ at::Tensor Linear::outputs_from(std::int64_t first, const at::Tensor& x) const {
   const auto part = [first](const at::Tensor& of_outputs) {
     return of_outputs.narrow(0, first, of_outputs.size(0) - first);
   };
-  return at::linear(rounded(x), rounded(part(weights_OI[0])),
-                    bias_O.defined() ? rounded(part(bias_O)) : bias_O);
+  return rounded_linear(rounded(x), part(weights_OI[0]), bias_O.defined() ? part(bias_O) : bias_O);
 }
 
 TokenSlices::Product Linear::product(const at::Tensor& x, const TokenSlices& tokens,
                                      const at::Tensor& bias) const {
   const bool whole = split_ == LinearSplit::kNone;
   TokenSlices::Product product =
-      (whole ? TokenSlices() : tokens)
-          .gather_linear(rounded(x), rounded(weights_OI[0]), bias.defined() ? rounded(bias) : bias);
+      (whole ? TokenSlices() : tokens).gather_linear(rounded(x), weights_OI[0], bias);
   if (whole) product.x_BTC = x;
   return product;
 }

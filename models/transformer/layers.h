@@ -59,9 +59,8 @@ inline std::int64_t noise_number(NoiseLayers layers, std::int64_t number) {
 // Which side of a linear layer is divided over the tensor axis: the dimension of its weight.
 enum class LinearSplit { kNone = -1, kOutputs = 0, kInputs = 1 };
 
-// y[..., O] = x[..., I] weight[O, I]^T + bias[O], in the parameters' compute dtype. If it differs
-// from the dtype that they are stored in, weight and bias are rounded when used, and their
-// gradients are widened before they are added up.
+// y[..., O] = x[..., I] weight[O, I]^T + bias[O], in the parameters' compute dtype
+// (cluster/base/tensors/rounded_linear.h).
 class Linear {
  public:
   // `sections`: the widths of consecutive ranges of the side that is split, each of which is

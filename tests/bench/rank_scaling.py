@@ -2,9 +2,6 @@
 independent single-rank runs at the same time. The work and the cores are the same, so the ratio
 shows what communication and waiting cost. One thread per rank; interleaved rounds, medians.
 
-The estimate is the speed of the two copies if each step ended with the slower one: what waiting for
-each other costs ranks that exchange nothing.
-
     python tests/bench/rank_scaling.py
     python tests/bench/rank_scaling.py --tensor --steps 20 --set model.layers=6 \
         --set model.channels=384 --set model.heads=6
@@ -52,7 +49,7 @@ def main():
     parser.add_argument("--set", dest="settings", action="append", default=[], metavar="PATH=VALUE")
     a = parser.parse_args()
     corpus = runs.prepare(runs.WORK / "shakespeare_bytes", runs.shakespeare(), tokenizer="bytes")
-    together, apart, waiting = [], [], []  # tokens/s
+    together, apart = [], []  # tokens/s
     for _ in range(a.rounds):
         together.append(speed(*steps_of(corpus, a, a.batch, 2, "scaling_two",
                                         ["mesh.tensor=2"] if a.tensor else [])))
@@ -63,17 +60,14 @@ def main():
             ]
             copies = [copy.result() for copy in copies]
         apart.append(sum(speed(*copy) for copy in copies))
-        (tokens, first), (_, second) = copies
-        waiting.append(speed(2 * tokens, list(map(max, first, second))))
-    two, floor, estimate = map(statistics.median, (together, apart, waiting))
+    two, floor = map(statistics.median, (together, apart))
     axis = "tensor-parallel" if a.tensor else "data-parallel"
     print(f"{a.config} {' '.join(a.settings)}, batch {a.batch} over two {axis} ranks")
     for name, speeds in (("floor, two independent copies", apart),
-                         ("estimate, if they waited", waiting),
                          ("one run of two ranks", together)):
         print(f"  {name:30} {statistics.median(speeds):9,.0f} tokens/s  "
               f"(min {min(speeds):,.0f}, max {max(speeds):,.0f})")
-    print(f"  ratio {two / floor:.3f}; estimate {estimate / floor:.3f}")
+    print(f"  ratio {two / floor:.3f}")
 
 
 if __name__ == "__main__":

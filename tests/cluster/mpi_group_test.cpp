@@ -3,6 +3,7 @@
 #include <ATen/ATen.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sched.h>
 #include <sys/resource.h>
 
 #include <algorithm>
@@ -156,6 +157,46 @@ TEST(MpiGroup, SplitGroupsWorkSideBySide) {
   EXPECT_EQ(mine[50000].item<double>(), expected);
   EXPECT_EQ(everybodys[0].item<double>(), world.size() * (world.size() - 1) / 2);
   check_operations(*part);
+}
+
+// Whether this thread got its core back from each yield of a millisecond at once.
+bool has_a_core_for_itself() {
+  using Clock = std::chrono::steady_clock;
+  const auto start = Clock::now();
+  Clock::duration longest{};
+  for (auto now = start; now - start < std::chrono::milliseconds(1);) {
+    ::sched_yield();
+    const auto after = Clock::now();
+    longest = std::max(longest, after - now);
+    now = after;
+  }
+  return longest < std::chrono::microseconds(100);
+}
+
+// Where no other thread computes, a wait of 20 ms keeps its core. (A core that sleeps is slow
+// afterwards on virtual machines.)
+TEST(MpiGroup, ShortWaitsKeepTheCore) {
+  World& world = test_world();
+  if (world.size() == 1) return;
+  at::Tensor x = at::ones({1000});
+  int num_quiet = 0;
+  double largest_share = 0;  // of CPU time
+  for (int round = 0; round < 30; ++round) {
+    const bool quiet = has_a_core_for_itself();
+    world.group().barrier("together");
+    const double cpu_before = cpu_seconds();
+    const auto start = std::chrono::steady_clock::now();
+    if (world.rank() == world.size() - 1) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    }
+    world.group().all_reduce(x, ReduceOp::kSum, "late");
+    const std::chrono::duration<double> waited = std::chrono::steady_clock::now() - start;
+    num_quiet += quiet;
+    largest_share = std::max(largest_share, (cpu_seconds() - cpu_before) / waited.count());
+  }
+  if (world.rank() != world.size() - 1 && num_quiet > 10) {
+    EXPECT_GT(largest_share, 0.5);
+  }
 }
 
 // A waiting thread yields its core for at most 50 ms, then it sleeps.

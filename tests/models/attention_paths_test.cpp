@@ -268,6 +268,14 @@ TEST(AttentionPaths, ReasonsOnAGpu) {
         {"data.restart_at_documents=true", "train.precision=fp32"},
         {"dense attention is LibTorch's, because documents need a mask of all pairs of tokens: the "
          "dtype is fp32, not bf16 or fp16"}},
+       {"dense {}", {"model.positions=relative_sinusoidal"}, {}},
+       {"dense {}",
+        {"model.positions=relative_sinusoidal", "model.channels=144"},
+        {"attention over gathered rows" + copies}},
+       {"dense {}",
+        {"model.positions=relative_sinusoidal", "train.precision=fp32"},
+        {"attention over gathered rows takes a slower kernel, because the dtype is fp32, not bf16 "
+         "or fp16"}},
        {"dense { normalizer: top_k }", {}, {}},
        {"dense { normalizer: entmax }", {}, {}},
        {"dense { normalizer: entmax dropout: 0.1 }",

@@ -5,6 +5,7 @@
 
 #include <limits>
 
+#include "cluster/base/tensors/rounded_linear.h"
 #include "models/losses/fused_cross_entropy.h"
 #include "tests/kernel_error.h"
 #include "tests/models/activation/activation_check.h"
@@ -108,6 +109,23 @@ TEST(CrossEntropyKernel, SmallGradientsAreScaled) {
         expect_same_bits(scaled, x * factor, fmt::format("{} times {}", count, factor));
       }
     }
+  }
+}
+
+// Not rounded to the dtype of the product's inputs.
+TEST(RoundedLinear, SmallGradientsOfWeightsAreSumsInFp32) {
+  for (const at::ScalarType dtype : {at::kBFloat16, at::kHalf}) {
+    const at::Tensor x_NI = test_values({300, 64}, 1).to(dtype),
+                     d_y_NO = test_values({300, 40}, 2).to(dtype),
+                     weight_OI = test_values({40, 64}, 3).to(at::kFloat).cuda(),
+                     bias_O = test_values({40}, 4).to(at::kFloat).cuda();
+    const at::Tensor y = rounded_linear(x_NI.cuda(), weight_OI.set_requires_grad(true),
+                                        bias_O.set_requires_grad(true));
+    y.backward(d_y_NO.cuda());
+    const at::Tensor exact_ON = d_y_NO.to(at::kDouble).t();
+    expect_as_exact(weight_OI.grad(), exact_ON.mm(x_NI.to(at::kDouble)).to(at::kFloat),
+                    exact_ON.mm(x_NI.to(at::kDouble)), "weight");
+    expect_as_exact(bias_O.grad(), exact_ON.sum(1).to(at::kFloat), exact_ON.sum(1), "bias");
   }
 }
 

@@ -45,8 +45,8 @@ GatheredGradients gradients_of(const GatheredAttention& in, const GatheredResult
 }
 
 struct FusedGatheredAttention : torch::autograd::Function<FusedGatheredAttention> {
-  // Autograd sees q, k, v, and the tables and sinks that are defined; `in` holds them again, with
-  // everything else. Returns the part.
+  // Autograd sees q, k, v, and the relative positions and sinks that are defined; `in` holds them
+  // again, with everything else. Returns the part.
   static variable_list forward(AutogradContext* context, const at::Tensor& /*q_BHLD*/,
                                const at::Tensor& /*k_BHSD*/, const at::Tensor& /*v_BHSD*/,
                                at::TensorList /*others*/, GatheredAttention in) {

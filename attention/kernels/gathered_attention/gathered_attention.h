@@ -118,9 +118,10 @@ struct GatheredAttention {
 PathChoice choose_path(const GatheredAttention& in, Path limit);
 
 // The softmax attention of each query with logits q k / sqrt(D), computed on that path.
-// Differentiable by q, k, v, tables and sinks. Error(kInternal) if shapes, dtypes or devices do not
-// fit. On the CPU the same bits for any number of threads. The part's sums ignore dropout. With
-// kMean they are above 0 where a query sees a key, have no gradient, and cannot be merged.
+// Differentiable by q, k, v, relative positions and sinks. Error(kInternal) if shapes, dtypes or
+// devices do not fit. On the CPU the same bits for any number of threads. The part's sums ignore
+// dropout. With kMean they are above 0 where a query sees a key, have no gradient, and cannot be
+// merged.
 AttentionPart attend_gathered(const GatheredAttention& in, Path limit);
 
 }  // namespace birkhoff

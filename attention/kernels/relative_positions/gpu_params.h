@@ -10,7 +10,7 @@ namespace birkhoff {
 // are read belong to rows of q; numbers that are written to the places of results (slots, for
 // gathered rows).
 struct DistanceParams {
-  // q . a_r and the bias of r, added to q . k; null: there are no relative positions
+  // q . a_r + the bias of r, added to q . k; null: there are no relative positions
   const float* scores;
   const float* of_values;  // backward: d_out . b_r, added to d_out . v; null: values have no table
   // The sums of p M over the keys of each row (gpu_forward.h of block attention). The forward pass

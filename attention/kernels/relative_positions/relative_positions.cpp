@@ -30,6 +30,8 @@ RelativePositions RelativePositions::with_whole_columns() const {
 
 void check_relative_positions(const RelativePositions& relative, const at::Tensor& q,
                               std::int64_t heads) {
+  require(relative.defined() || !(relative.values_HRD.defined() || relative.bias_HR.defined()),
+          "relative positions: without a table of keys there is neither one of values nor a bias");
   if (!relative.defined()) return;
   const at::Tensor &keys = relative.keys_HRD, &values = relative.values_HRD;
   require(keys.dim() == 3 && (keys.size(0) == 1 || keys.size(0) == heads) && keys.size(1) > 0 &&

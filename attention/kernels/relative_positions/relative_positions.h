@@ -18,7 +18,7 @@ struct RelativePositions {
   at::Tensor keys_HRD;    // undefined: there are no relative positions
   at::Tensor values_HRD;  // undefined: values have none
   // [1 or H, R] in the type of sums (at::toOpMathType): added to the products of queries and rows
-  // of keys, before the factor 1 / sqrt(D). Undefined: nothing.
+  // of keys, before the factor 1 / sqrt(D). Undefined: 0.
   at::Tensor bias_HR{};
   std::int64_t least = 0;
 

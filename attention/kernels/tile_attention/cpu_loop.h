@@ -13,7 +13,7 @@
 //   d_v_jd = sum_i c_ij p_ij d_out_id.
 // Relative positions (Shaw et al. 2018, section 3.2) add the vectors a_r and b_r of two tables to
 // the keys and values, where r is the distance of key j from query i, clipped:
-//   s_ij += scale (sum_d q_id a_rd + a number of r),  out_id += sum_j c_ij p_ij b_rd.
+//   s_ij += scale (sum_d q_id a_rd + the bias of r),  out_id += sum_j c_ij p_ij b_rd.
 // A sink, a logit s0 of the head, takes part in the softmax as though it were a key with value 0:
 //   m_i = max(s0, max_j s_ij),  z_i = 1 / (exp(s0 - m_i) + sum_j exp(s_ij - m_i)),
 //   d_s0 = - sum_i exp(s0 - m_i) z_i sum_j p_ij d_p_ij.
@@ -56,7 +56,7 @@ struct TileDistances {
   int least = 0, num_distances = 0;
   const Sum<T>*keys = nullptr, *keys_t = nullptr;      // [num_distances, D], [D, num_distances]
   const Sum<T>*values = nullptr, *values_t = nullptr;  // null: no vectors for values
-  const Sum<T>* bias = nullptr;                        // [num_distances]; null: no numbers
+  const Sum<T>* bias = nullptr;                        // [num_distances]; null: 0
   // Backward adds sum_i ds_ir q_i to row r of d_keys, sum_i w_ir d_out_i to row r of d_values, and
   // sum_i ds_ir to element r of d_bias. ds_ir is the sum of ds_ij over the keys j at the distance
   // of row r from query i; w_ir is the same sum of the kept p_ij. To get the gradients, the caller

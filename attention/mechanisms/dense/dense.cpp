@@ -135,7 +135,7 @@ PathChoice DenseAttention::choose(const AttentionInput& in, const RowAttention& 
       if (drops) break;  // as one block, with the CPU's noise
       const bool masks = in.segments_q_BL.defined() || in.key_lengths_B.defined();
       if (!masks && !has_sinks) return {other};  // LibTorch's kernels are the fastest there
-      std::string why = why_not_one_segment(in);
+      std::string why = choose_one_segment(in).why;
       if (why.empty()) return {Path::kFused};
       if (has_sinks) return {other, std::move(why)};
       return {other,
@@ -231,14 +231,14 @@ std::string DenseAttention::why_not_distances(const AttentionInput& in) const {
   if (kernel_device(in.q_BHLD) == KernelDevice::kNone) return kNoKernels;
   if (in.noise && dropout_ > 0)
     return "softmax with dropout and sinusoidal distances has no kernels";
-  return why_not_one_segment(in);
+  const PathChoice choice = choose_one_segment(in);
+  return choice == Path::kFused ? "" : choice.why;
 }
 
-std::string DenseAttention::why_not_one_segment(const AttentionInput& in) const {
-  if (std::string why = why_not_documents(in); !why.empty()) return why;
+PathChoice DenseAttention::choose_one_segment(const AttentionInput& in) const {
+  if (std::string why = why_not_documents(in); !why.empty()) return {Path::kReference, why};
   return choose_path(as_one_segment(in, shape_.causal, terms_.sink(in.q_BHLD), at::kMeta),
-                     Path::kFused)
-      .why;
+                     Path::kFused);
 }
 
 BlockAttention DenseAttention::as_one_block(const AttentionInput& in) const {

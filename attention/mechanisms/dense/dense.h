@@ -55,8 +55,8 @@ class DenseAttention : public Mechanism {
   static std::string why_not_documents(const AttentionInput& in);
   // Why kernels do not take softmax with sinusoidal distances; empty if they do.
   std::string why_not_distances(const AttentionInput& in) const;
-  // Why kernels on tensor cores do not take it as one segment; empty if they do.
-  std::string why_not_one_segment(const AttentionInput& in) const;
+  // The choice of attention over gathered rows for as_one_segment().
+  PathChoice choose_one_segment(const AttentionInput& in) const;
   // The output [B, H, L, D] in plain operations, by LibTorch's fused operations without dropout,
   // and by our kernels.
   at::Tensor reference(const AttentionInput& in, RowAttention rows) const;

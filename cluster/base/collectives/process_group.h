@@ -29,9 +29,9 @@ namespace birkhoff {
 class Work {
  public:
   virtual ~Work() = default;
-  // Host tensors: blocks until the operation is done; after a few microseconds it sleeps. GPU
-  // tensors: work that the caller queues on its current stream from now on runs after the
-  // operation. Rethrows the operation's error. May be called once.
+  // Host tensors: blocks until the operation is done; sleeps if that takes long. GPU tensors: work
+  // that the caller queues on its current stream from now on runs after the operation. Rethrows the
+  // operation's error. May be called once.
   virtual void wait() = 0;
 };
 // An operation that is done when it returns.

@@ -327,22 +327,29 @@ TEST(BlockAttentionEmulation, RelativePositions) {
   check(with_relative(make_block_problem({.batch = 2, .heads = 2, .blocks = 2, .block = 37},
                                          {kSorted, kOwn}, at::kBFloat16, 1, 0.2f, 30),
                       9, -8, false, 30));
-  check(
-      with_sink(with_relative(make_block_problem({.heads = 2, .blocks = 3, .block = 32, .group = 2},
-                                                 {encoder}, at::kHalf, 1, 0, 31),
-                              41, -20, true, 31),
-                31));
-  check(with_relative(make_block_problem({.batch = 2, .heads = 2, .blocks = 2, .block = 70},
-                                         {window}, at::kBFloat16, 3, 0.3f, 32),
-                      65, -64, true, 32));
+  check(with_sink(
+      with_distance_bias(
+          with_relative(make_block_problem({.heads = 2, .blocks = 3, .block = 32, .group = 2},
+                                           {encoder}, at::kHalf, 1, 0, 31),
+                        41, -20, true, 31),
+          31),
+      31));
+  check(with_distance_bias(
+      with_relative(make_block_problem({.batch = 2, .heads = 2, .blocks = 2, .block = 70}, {window},
+                                       at::kBFloat16, 3, 0.3f, 32),
+                    65, -64, true, 32),
+      32));
   BlockProblem added = make_block_problem({.heads = 2, .blocks = 2, .block = 24, .head_dim = 40},
                                           {kOwn, kSorted}, at::kBFloat16, 1, 0, 33);
   added.attention.one_softmax = false;
   check(with_relative(added, 5, -2, false, 33));
+  check(with_distance_bias(with_relative(added, 5, -2, false, 33), 33));
   // A table longer than the window.
-  check(with_relative(make_block_problem({.heads = 2, .blocks = 4, .block = 32}, {one_and_a_half},
-                                         at::kBFloat16, 1, 0, 34),
-                      200, -199, false, 34));
+  check(with_distance_bias(
+      with_relative(make_block_problem({.heads = 2, .blocks = 4, .block = 32}, {one_and_a_half},
+                                       at::kBFloat16, 1, 0, 34),
+                    200, -199, false, 34),
+      34));
 }
 
 // In one kernel for queries and one for keys, whatever the keys.
@@ -357,6 +364,10 @@ TEST(BlockAttentionEmulation, RelativePositionsOfValues) {
                                                  {encoder}, at::kHalf, 1, 0, 51),
                               41, -20, true, 51, true),
                 51));
+  check(with_distance_bias(with_relative(make_block_problem({.heads = 2, .blocks = 3, .block = 32},
+                                                            {encoder}, at::kBFloat16, 1, 0, 51),
+                                         41, -20, true, 51, true),
+                           51));
   // Two tiles of queries, and keys that many queries do not see.
   check(with_relative(make_block_problem({.batch = 2, .heads = 2, .blocks = 2, .block = 70},
                                          {window}, at::kBFloat16, 3, 0.3f, 52),
@@ -422,6 +433,7 @@ TEST(BlockAttentionEmulation, TablesOfOneRow) {
           make_block_problem({.blocks = 2, .block = 24}, {kOwn}, at::kBFloat16, 1, 0, 35), rows,
           least, false, 35, values);
       check(with_sink(problem, 35));  // without a sink the gradient of keys' table is 0
+      check(with_sink(with_distance_bias(problem, 35), 35));
     }
   }
 }

@@ -47,11 +47,12 @@ TEST(BlockAttentionKernel, SmallQueriesWithoutAVisibleKey) {
 // The same with sinks, grouped queries and relative positions.
 TEST(BlockAttentionKernel, SmallShapesWithAllTerms) {
   for (const std::int64_t head_dim : {40, 128, 256}) {
-    check(with_sink(with_relative(make_block_problem(
-                                      {.heads = 2, .blocks = 2, .block = 37, .head_dim = head_dim},
-                                      {kSorted, kOwn}, at::kBFloat16, 1, 0.2f, 8),
-                                  9, -8, false, 8),
-                    8));
+    const BlockProblem relative = with_relative(
+        make_block_problem({.heads = 2, .blocks = 2, .block = 37, .head_dim = head_dim},
+                           {kSorted, kOwn}, at::kBFloat16, 1, 0.2f, 8),
+        9, -8, false, 8);
+    check(with_sink(relative, 8));
+    check(with_distance_bias(relative, 8));
     check(with_relative(
         make_block_problem({.heads = 2,
                             .blocks = 2,

@@ -41,11 +41,12 @@ struct BlockProblem {
 BlockProblem make_block_problem(const BlockShape& shape, const std::vector<KeyChoice>& keys,
                                 at::ScalarType dtype, double size, float dropout,
                                 std::uint64_t seed);
-// The same with a table of relative positions of keys, and of values, of all heads or of each, and
-// with a bias if the seed is odd. They apply to the keys of the last entry; of each entry if it has
-// its own softmax.
+// The same with a table of relative positions of keys, and of values, of all heads or of each. They
+// apply to the keys of the last entry; of each entry if it has its own softmax.
 BlockProblem with_relative(BlockProblem problem, std::int64_t rows, std::int64_t least,
                            bool per_head, std::uint64_t seed, bool values = false);
+// A problem with relative positions and with a bias of each distance.
+BlockProblem with_distance_bias(BlockProblem problem, std::uint64_t seed);
 // The same with a sink of each query head. Of the size of the largest logits: a sink far below them
 // has the gradient of a single query.
 BlockProblem with_sink(BlockProblem problem, std::uint64_t seed);
