@@ -113,11 +113,6 @@ struct Slow {
   }
 };
 
-template <bool kRounded>
-__device__ float rounded(float x) {
-  return kRounded ? __bfloat162float(__float2bfloat16(x)) : x;
-}
-
 // Values of one precision, [queries, D].
 template <typename T>
 struct Results {

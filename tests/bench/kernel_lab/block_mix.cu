@@ -1,4 +1,5 @@
-// Block mixing of keys and values: y, then d_x and the parts of d_w in one launch function.
+// Block mixing of keys and values, without and with padding: y, then d_x and the parts of d_w in
+// one launch function.
 #include <algorithm>
 
 #include "attention/kernels/block_mix/gpu_params.h"
@@ -12,7 +13,7 @@ using Element = __nv_bfloat16;
 
 struct Shape {
   int batch, heads, blocks, block, head_dim;
-  bool causal;
+  bool causal, padding = false;
 
   std::int64_t columns() const { return std::int64_t{block} * head_dim; }
   std::int64_t matrices() const { return std::int64_t{batch} * heads; }
@@ -21,7 +22,27 @@ struct Shape {
   int diagonal() const { return causal ? -1 : blocks - 1; }
   std::string text() const {
     return "L " + std::to_string(blocks * block) + ", D " + std::to_string(head_dim) + ", N " +
-           std::to_string(blocks) + (causal ? ", causal" : ", encoder");
+           std::to_string(blocks) + (causal ? ", causal" : ", encoder") +
+           (padding ? ", padding" : "");
+  }
+
+  // Sets of weights; with padding the columns of tokens that the last block of a sample lacks have
+  // the second one.
+  int sets() const { return padding ? 2 : 1; }
+  std::int64_t set_size() const { return matrices() * blocks * padded(); }
+  // Only the first sample ends with a whole block.
+  __host__ __device__ int length_of(int sample) const {
+    const int length = blocks * block;
+    return padding ? length - sample * (length / batch + 5) : length;
+  }
+  // The first token of a block that has the second set.
+  __host__ __device__ int split_of(int sample) const {
+    const int last = length_of(sample) % block;
+    return last == 0 ? block : last;
+  }
+  // Blocks that have the tokens of a set.
+  __host__ __device__ int existing(int sample, int set) const {
+    return (length_of(sample) + (set == 0 ? block - 1 : 0)) / block;
   }
   int parts() const {
     BlockMixParams p{};
@@ -39,20 +60,42 @@ struct Shape {
 void fill_weights(const Shape& s, std::uint64_t seed, const Half& weights) {
   Element* to = weights.get();
   const int blocks = s.blocks, padded = s.padded(), diagonal = s.diagonal();
+  const std::int64_t set_size = s.set_size();
   for_each(weights.size(), [=] __device__(std::int64_t i) {
     const int v = static_cast<int>(i % padded), u = static_cast<int>(i / padded % blocks);
-    const bool seen = v < blocks && v <= u + diagonal;
+    const int sample = static_cast<int>(i % set_size / padded / blocks / s.heads);
+    const int existing = s.existing(sample, static_cast<int>(i / set_size));
+    const bool seen = u < existing && v < existing && v <= u + diagonal;
     to[i] = from_float<Element>(seen ? fabsf(random_value(seed, i)) / blocks : 0);
   });
 }
 
+// NaN in padding, which the kernels must not read.
+void fill_rows(const Shape& s, std::uint64_t seed, const Half& x) {
+  x.fill_random(seed);
+  Element* to = x.get();
+  const std::int64_t of_head = s.columns() * s.blocks;
+  for_each(x.size(), [=] __device__(std::int64_t i) {
+    const int sample = static_cast<int>(i / of_head / s.heads);
+    if (i % of_head / s.head_dim >= s.length_of(sample)) to[i] = from_float<Element>(NAN);
+  });
+}
+
+void fill_lengths(const Shape& s, const Array<std::int64_t>& lengths) {
+  std::int64_t* to = lengths.get();
+  for_each(lengths.size(),
+           [=] __device__(std::int64_t i) { to[i] = s.length_of(static_cast<int>(i)); });
+}
+
 struct Tensors {
   Tensors(const Shape& s, std::uint64_t seed)
-      : weights(s.matrices() * s.blocks * s.padded()),
-        d_weights(s.parts() * s.matrices() * s.blocks * s.blocks) {
+      : weights(s.sets() * s.set_size()),
+        d_weights(s.sets() * s.parts() * s.matrices() * s.blocks * s.blocks),
+        lengths(s.batch) {
     fill_weights(s, seed, weights);
+    fill_lengths(s, lengths);
     for (std::uint64_t i = 0; i < 2; ++i) {
-      x.push_back(Half(s.elements()).fill_random(seed + 10 * i + 1));
+      fill_rows(s, seed + 10 * i + 1, x.emplace_back(s.elements()));
       d_y.push_back(Half(s.elements()).fill_random(seed + 10 * i + 2));
       others.push_back(Half(s.elements()).fill_random(seed + 10 * i + 3));
       y.emplace_back(s.elements());
@@ -62,6 +105,7 @@ struct Tensors {
 
   Half weights;
   Float d_weights;
+  Array<std::int64_t> lengths;
   std::vector<Half> x, y, d_y, others, d_x;
 };
 
@@ -82,6 +126,10 @@ BlockMixParams params_of(const Shape& s, const Tensors& t) {
   p.weight_strides[2] = s.padded();
   p.weight_strides[1] = p.weight_strides[2] * s.blocks;
   p.weight_strides[0] = p.weight_strides[1] * s.heads;
+  if (s.padding) {
+    p.lengths = t.lengths.get();
+    p.second_set = s.set_size();
+  }
   p.num_tensors = 2;
   for (std::size_t i = 0; i < 2; ++i) {
     p.x[i] = rows(t.x[i]);
@@ -101,15 +149,18 @@ void solve_rows(const Shape& s, const Half& weights, const Half& from, const Ele
                 bool transposed, const Array<T>& result) {
   T* to = result.get();
   const Element *w = weights.get(), *x = from.get();
-  const std::int64_t columns = s.columns();
+  const std::int64_t columns = s.columns(), set_size = s.set_size();
   const int blocks = s.blocks, padded = s.padded();
   for_each(s.elements(), [=] __device__(std::int64_t i) {
     const std::int64_t f = i % columns, matrix = i / columns / blocks;
-    const int row = static_cast<int>(i / columns % blocks);
+    const int row = static_cast<int>(i / columns % blocks),
+              sample = static_cast<int>(matrix / s.heads);
+    const int set = f / s.head_dim < s.split_of(sample) ? 0 : 1, existing = s.existing(sample, set);
     float sum = others == nullptr ? 0 : to_float(others[i]);
-    for (int each = 0; each < blocks; ++each) {
-      const std::int64_t at =
-          (matrix * blocks + (transposed ? each : row)) * padded + (transposed ? row : each);
+    for (int each = 0; each < existing; ++each) {
+      const std::int64_t at = set * set_size +
+                              (matrix * blocks + (transposed ? each : row)) * padded +
+                              (transposed ? row : each);
       sum += to_float(w[at]) * to_float(x[(matrix * blocks + each) * columns + f]);
     }
     to[i] = from_float<T>(sum);
@@ -119,13 +170,18 @@ void solve_rows(const Shape& s, const Half& weights, const Half& from, const Ele
 void solve_weights(const Shape& s, const Tensors& t, const Float& result) {
   float* to = result.get();
   const Element *x0 = t.x[0].get(), *x1 = t.x[1].get(), *g0 = t.d_y[0].get(), *g1 = t.d_y[1].get();
-  const std::int64_t columns = s.columns();
+  const std::int64_t columns = s.columns(), matrices = s.matrices();
   const int blocks = s.blocks, diagonal = s.diagonal();
   for_each(result.size(), [=] __device__(std::int64_t i) {
     const int v = static_cast<int>(i % blocks), u = static_cast<int>(i / blocks % blocks);
-    const std::int64_t matrix = i / blocks / blocks;
+    const std::int64_t matrix = i / blocks / blocks % matrices;
+    const int set = static_cast<int>(i / blocks / blocks / matrices),
+              sample = static_cast<int>(matrix / s.heads);
+    const std::int64_t split = std::int64_t{s.split_of(sample)} * s.head_dim,
+                       end = set == 0 ? split : columns;
+    const bool seen = v <= u + diagonal && v < s.existing(sample, set);
     float sum = 0;
-    for (std::int64_t f = 0; v <= u + diagonal && f < columns; ++f) {
+    for (std::int64_t f = set == 0 ? 0 : split; seen && f < end; ++f) {
       const std::int64_t at_u = (matrix * blocks + u) * columns + f,
                          at_v = (matrix * blocks + v) * columns + f;
       sum += to_float(g0[at_u]) * to_float(x0[at_v]) + to_float(g1[at_u]) * to_float(x1[at_v]);
@@ -154,7 +210,7 @@ void run(Lab& lab, const Shape& s) {
     solve_rows(s, t.weights, t.d_y[i], t.others[i].get(), true,
                rounded_d_x.emplace_back(s.elements()));
   }
-  const Float d_w(s.matrices() * s.blocks * s.blocks), sum(d_w.size());
+  const Float d_w(s.sets() * s.matrices() * s.blocks * s.blocks), sum(d_w.size());
   solve_weights(s, t, d_w);
 
   const double bytes = static_cast<double>(unit), part = s.causal ? 0.5 : 1;
@@ -179,10 +235,12 @@ void run(Lab& lab, const Shape& s) {
   weights.kernel = [&, parts] {
     const float* from = t.d_weights.get();
     float* to = sum.get();
-    const std::int64_t size = sum.size();
-    for_each(size, [=] __device__(std::int64_t i) {
+    const std::int64_t size = s.matrices() * s.blocks * s.blocks;  // of a set
+    for_each(sum.size(), [=] __device__(std::int64_t i) {
       float total = 0;
-      for (int each = 0; each < parts; ++each) total += from[each * size + i];
+      for (int each = 0; each < parts; ++each) {
+        total += from[(i / size * parts + each) * size + i % size];
+      }
       to[i] = total;
     });
     return distance(sum, d_w);
@@ -200,6 +258,7 @@ void cases(Lab& lab) {
     for (const int blocks : {2, 8, 16, 64, 256}) run(lab, {4, 16, blocks, 64, 64, causal});
     run(lab, {4, 16, 32, 128, 64, causal});
   }
+  for (const int blocks : {16, 64, 256}) run(lab, {4, 16, blocks, 64, 64, false, true});
 }
 
 }  // namespace birkhoff::lab

@@ -4,8 +4,9 @@
 // A program measures one family of kernels through the kernels' own launch functions and parameter
 // structs. For each case it
 //  - fills the outputs with NaN, launches once and compares them with a slow fp32 kernel that is
-//    written in the program itself. The bound is that of the tests (tests/kernel_error.h): twice
-//    the error of the same slow kernel with products rounded to 16 bits, plus one rounding;
+//    written in the program itself, or in attention.h. The bound is that of the tests
+//    (tests/kernel_error.h): twice the error of the same slow kernel with products rounded to 16
+//    bits, plus one rounding;
 //  - launches again and compares the bits;
 //  - records launches on several copies of the tensors as a CUDA graph. The copies together exceed
 //    the L2 cache several times, so each launch finds its inputs in memory, not in the cache;
@@ -67,6 +68,16 @@ __device__ T from_float(float x) {
     return __float2bfloat16(x);
   }
 }
+// With kRounded, x as a factor of a 16-bit product has it.
+template <bool kRounded>
+__device__ float rounded(float x) {
+  return kRounded ? __bfloat162float(__float2bfloat16(x)) : x;
+}
+__device__ inline double dot(const __nv_bfloat16* a, const __nv_bfloat16* b, int size) {
+  double sum = 0;
+  for (int i = 0; i < size; ++i) sum += static_cast<double>(to_float(a[i])) * to_float(b[i]);
+  return sum;
+}
 
 // Device memory of `size` elements; it is freed with the last copy.
 template <typename T>
@@ -94,6 +105,9 @@ class Array {
   // All bits set: NaN in fp32 and bf16.
   void poison() const {
     cuda_check(cudaMemset(get(), 0xff, static_cast<std::size_t>(bytes())), "cudaMemset");
+  }
+  void zero() const {
+    cuda_check(cudaMemset(get(), 0, static_cast<std::size_t>(bytes())), "cudaMemset");
   }
 
  private:
