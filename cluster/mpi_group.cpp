@@ -1,6 +1,7 @@
 #include "cluster/mpi_group.h"
 
 #include <sched.h>
+#include <sys/resource.h>
 
 #include <algorithm>
 #include <chrono>
@@ -25,8 +26,16 @@ constexpr Patience kWhileOthersCompute{std::chrono::microseconds(0), std::chrono
 // While a thread waits for the operation. With 200 us, two ranks on two cores of a virtual machine
 // were 7 % slower (docs/results.md, "Two ranks").
 constexpr Patience kAwaited{std::chrono::microseconds(5), std::chrono::milliseconds(50)};
-// A yield that takes longer shows that another thread computes on the core. Then the wait sleeps.
+// If a yield takes longer and another thread ran meanwhile, that thread computes on the core, and
+// the wait sleeps. (A virtual machine's core may also have stood still.)
 constexpr std::chrono::microseconds kLongYield(500);
+
+// How often another thread took the core from this one, also by its yields.
+std::int64_t num_switches() {
+  rusage usage{};
+  ::getrusage(RUSAGE_THREAD, &usage);
+  return usage.ru_nivcsw;
+}
 
 // Pauses after a poll that found nothing: not at all at first, then yields the core, then sleeps
 // for a sixteenth of the time waited so far. So no wait grows by more than a sixteenth, and one of
@@ -51,8 +60,9 @@ class PollPause {
     const auto waited = std::chrono::duration_cast<microseconds>(now - start_);
     if (waited < patience.keeps) return;
     if (waited < patience.yields && !shares_core_) {
+      const std::int64_t before = num_switches();
       ::sched_yield();
-      shares_core_ = Clock::now() - now > kLongYield;
+      shares_core_ = Clock::now() - now > kLongYield && num_switches() > before;
     } else {
       queue_.sleep(std::clamp(waited / 16, microseconds(20), microseconds(500)));
     }
