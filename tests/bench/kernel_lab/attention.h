@@ -49,6 +49,18 @@ struct AttentionTensors {
     const std::int64_t head = x.size() / size.all_heads();
     return {x.get(), {size.heads * head, head, size.head_dim}};
   }
+  // Sets the members of kernels' parameters that are rows of these tensors.
+  template <typename Params>
+  void set_rows(Params& params) const {
+    params.q = rows(q);
+    params.k = rows(k);
+    params.v = rows(v);
+    params.out = rows(out);
+    params.d_out = rows(d_out);
+    params.d_q = rows(d_q);
+    params.d_k = rows(d_k);
+    params.d_v = rows(d_v);
+  }
 
   AttentionSize size;
   Half q, k, v, out, d_out, d_q, d_k, d_v;

@@ -120,14 +120,7 @@ struct Tensors : AttentionTensors {
     constexpr std::int64_t kFar = std::int64_t{1} << 40;  // no limit
     params.least = s.causal ? 0 : -kFar;
     params.most = kFar;
-    params.q = rows(q);
-    params.k = rows(k);
-    params.v = rows(v);
-    params.out = rows(out);
-    params.d_out = rows(d_out);
-    params.d_q = rows(d_q);
-    params.d_k = rows(d_k);
-    params.d_v = rows(d_v);
+    set_rows(params);
     for (float** each : {&params.max, &params.sum, &params.delta, &params.inverse}) {
       *each = numbers.emplace_back(s.all_queries()).get();
     }

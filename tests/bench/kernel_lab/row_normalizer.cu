@@ -86,14 +86,7 @@ struct Tensors : AttentionTensors {
     shared.scale = s.scale();
     shared.first = first.get();
     shared.end = end.get();
-    shared.q = rows(q);
-    shared.k = rows(k);
-    shared.v = rows(v);
-    shared.out = rows(out);
-    shared.d_out = rows(d_out);
-    shared.d_q = rows(d_q);
-    shared.d_k = rows(d_k);
-    shared.d_v = rows(d_v);
+    set_rows(shared);
     if (s.distances) {
       shared.terms = terms.get();
       shared.d_terms = d_terms.get();
