@@ -180,12 +180,16 @@ CLI::Option* CommandLine::add_device(CLI::App* c, std::string& device, const cha
       ->capture_default_str();
 }
 
+void CommandLine::add_tensor(CLI::App* c, int& tensor, const char* what) {
+  add_number(c, "--tensor", tensor, 1, 4096, what);
+}
+
 void CommandLine::add_eval() {
   CLI::App* c =
       subcommand(app_, "eval", "Compute loss, bits per byte and perplexity of a checkpoint",
                  "  birkhoff eval run/first\n"
                  "  birkhoff eval run/first --text letter.txt\n"
-                 "  srun --mpi=pmix birkhoff eval run/big --device cuda\n"
+                 "  srun --mpi=pmix birkhoff eval run/big --device cuda --tensor 4\n"
                  "  birkhoff eval run/first/checkpoints/step-00001000 --split test --json");
   c->add_option("PATH", eval_.path, "run folder (its newest checkpoint) or checkpoint")->required();
   CLI::Option* corpus =
@@ -207,6 +211,7 @@ void CommandLine::add_eval() {
   add_settings(c, eval_.settings);
   add_number(c, "--ranks", eval_.ranks, 1, 4096,
              "start this many MPI ranks here and supervise them");
+  add_tensor(c, eval_.tensor);
   c->add_flag("--json", eval_.json, "print one JSON object (see docs/evaluation.md)");
 }
 
@@ -255,6 +260,7 @@ void CommandLine::add_sample() {
   add_number(c, "--seed", sample_.seed, 0, std::int64_t{1} << 62,
              "the same seed gives the same texts; a larger --samples only adds texts");
   add_device(c, sample_.device);
+  add_tensor(c, sample_.tensor, "start this many MPI ranks here and divide the model over them");
 }
 
 void CommandLine::add_classify() {

@@ -45,6 +45,8 @@ class CommandLine {
       CLI::App* command, std::string& device,
       const char* what = "cpu or cuda; need not be the device that trained the model");
   void add_rounds(CLI::App* command, int& rounds);
+  void add_tensor(CLI::App* command, int& tensor,
+                  const char* what = "divide each replica of the model over this many ranks");
   // needed: an option without which these have no effect; null: none.
   void add_links(CLI::App* command, LinkArguments& links, CLI::Option* needed = nullptr);
 

@@ -101,6 +101,7 @@ struct EvalArguments {
   std::string documents;  // file to write with the loss of each document; empty: none
   std::vector<std::string> settings;  // path=value, of evaluation-time fields
   std::optional<int> ranks;           // to start here; not set: those that a launcher started
+  int tensor = 1;                     // ranks of a replica of the model
   bool json = false;
 };
 int eval_command(const EvalArguments& arguments, std::ostream& out, std::ostream& err);
@@ -120,6 +121,7 @@ struct SampleArguments {
   std::string png;
   std::optional<double> complete;
   std::string split = "valid", corpus;
+  int tensor = 1;  // ranks of the model, which are started here unless a launcher did
 };
 int sample_command(const SampleArguments& arguments, std::ostream& out, std::ostream& err);
 
@@ -139,14 +141,16 @@ struct GenerateArguments {
   std::optional<std::int64_t> max_tokens;
   std::int64_t batch = 64;   // lines at a time, at most
   bool json = false;         // one JSON object per line
-  std::optional<int> ranks;  // as TrainArguments::ranks
+  std::optional<int> ranks;  // as EvalArguments::ranks
+  int tensor = 1;            // as EvalArguments::tensor
 };
 int generate_command(const GenerateArguments& arguments, std::ostream& out, std::ostream& err);
 
 struct ScoreArguments {
   std::string path, device = "cpu";
   std::string input = "-";   // JSON Lines; "-": standard input
-  std::optional<int> ranks;  // as TrainArguments::ranks
+  std::optional<int> ranks;  // as EvalArguments::ranks
+  int tensor = 1;            // as EvalArguments::tensor
 };
 int score_command(const ScoreArguments& arguments, std::ostream& out, std::ostream& err);
 

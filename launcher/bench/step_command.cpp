@@ -1,8 +1,6 @@
 // One process, synthetic tokens: the time of a training step (runtime/training_step) without a
 // loader.
 #include <ATen/TensorOperators.h>
-#include <ATen/ops/mm.h>
-#include <ATen/ops/randn.h>
 #include <ATen/record_function.h>
 #include <c10/core/GradMode.h>
 #include <fmt/format.h>
@@ -25,6 +23,7 @@
 #include "configs/loader/config_io.h"
 #include "launcher/bench/other_load.h"
 #include "launcher/commands.h"
+#include "launcher/measure/machine_speed.h"
 #include "launcher/measure/report.h"
 #include "launcher/measure/synthetic_training.h"
 #include "launcher/processes/ranks.h"
@@ -139,15 +138,6 @@ std::string check_first_step(const configs::Config& config, std::int64_t vocabul
   return line;
 }
 
-// Seconds of one product of large square matrices.
-double product_seconds(const at::Tensor& a, const at::Tensor& b) {
-  synchronize(a.device());
-  const double start = clock_seconds();
-  at::mm(a, b);
-  synchronize(a.device());
-  return clock_seconds() - start;
-}
-
 // FLOP/s of dense 16-bit products in NVIDIA's data sheets, by a part of the GPU's name; 0 if
 // unknown.
 double data_sheet_flops(at::Device device, at::ScalarType dtype) {
@@ -163,33 +153,31 @@ double data_sheet_flops(at::Device device, at::ScalarType dtype) {
 
 std::string measured_table(SyntheticTraining& training, const configs::Config& config, int steps) {
   const at::ScalarType dtype = training.model().parameters().compute_dtype();
-  const std::int64_t size = training.device().is_cuda() ? 8192 : 1024;
-  const auto options = at::TensorOptions(dtype).device(training.device());
-  const at::Tensor a = at::randn({size, size}).to(options), b = a.t().contiguous();
+  const Stopwatch watch(training.device());
+  ProductSpeed products(dtype, training.device());
   const bool graph = config.train().cuda_graph();
   constexpr int kWarmUp = StepGraph::kWarmUpRuns + 1;
-  std::vector<double> forward, backward, optimizer, whole, replayed, product;
+  std::vector<double> forward, backward, optimizer, whole, replayed;
   OtherLoad other_load;
   other_load.begin();
   for (int i = -kWarmUp; i < steps; ++i) {
     const PartTimes times = training.timed_parts();
     const double step = training.step_seconds(/*recorded=*/false);
     const double replay = graph ? training.step_seconds(/*recorded=*/true) : 0;
-    const double seconds = product_seconds(a, b);
     if (i < 0) continue;
+    products.measure(watch);
     forward.push_back(times.forward);
     backward.push_back(times.backward);
     optimizer.push_back(times.optimizer);
     whole.push_back(step);
     replayed.push_back(replay);
-    product.push_back(seconds);
   }
   other_load.end();
   const double batch_size = config.train().global_batch();
   const std::int64_t tokens_of_sequence = tokens_per_sample(config);
   const double tokens = batch_size * static_cast<double>(tokens_of_sequence);
   const double forward_flops = training.model().forward_flops_per_sequence() * batch_size;
-  const double speed = 2.0 * std::pow(static_cast<double>(size), 3) / median(product);
+  const double speed = products.flops_per_second();
   const double promised = data_sheet_flops(training.device(), dtype);
   const auto row = [&](const char* part, const std::vector<double>& seconds, double flops) {
     const double time = median(seconds);
@@ -200,9 +188,9 @@ std::string measured_table(SyntheticTraining& training, const configs::Config& c
   return fmt::format(
              "Medians of {} steps of {} sequences of {} tokens; the host waits for the device "
              "after each part, but not inside a step. Floor: the model's FLOPs (backward: twice "
-             "the forward pass; none for embedding lookups) at the {:.1f} GFLOP/s of at::mm on "
-             "{}x{} matrices of {}, measured between the steps{}.\n\n",
-             steps, config.train().global_batch(), tokens_of_sequence, speed / 1e9, size, size,
+             "the forward pass; none for embedding lookups) at the speed of {} in {}, measured "
+             "between the steps{}.\n\n",
+             steps, config.train().global_batch(), tokens_of_sequence, products.text(),
              c10::toString(dtype),
              promised > 0 ? fmt::format("; the data sheet promises {:.1f}", promised / 1e9) : "") +
          table_head({"part", "ms", "tokens/s", "model GFLOP/s", "floor, ms", "floor / time",

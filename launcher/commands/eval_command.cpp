@@ -10,25 +10,21 @@
 #include <ostream>
 #include <utility>
 
-#include "cluster/base/cpu.h"
 #include "cluster/base/error.h"
 #include "cluster/base/files/file.h"
 #include "cluster/base/text/plural.h"
-#include "cluster/mesh.h"
 #include "data/corpus/corpus.h"
 #include "data/prepare/prepare.h"
 #include "launcher/commands.h"
 #include "launcher/commands/class_report.h"
 #include "launcher/commands/model_tokenizer.h"
 #include "launcher/commands/progress_lines.h"
-#include "launcher/processes/ranks.h"
 #include "launcher/processes/scratch_folder.h"
-#include "launcher/processes/supervisor.h"
+#include "launcher/runs/model_ranks.h"
 #include "launcher/runs/run_paths.h"
 #include "runtime/evaluator.h"
 #include "runtime/reporting/progress.h"
 #include "runtime/run_checks.h"
-#include "runtime/stopping/signals.h"
 #include "runtime/tasks/task.h"
 
 namespace birkhoff {
@@ -63,20 +59,19 @@ class TextCorpus {
 };
 
 // Runs the evaluator. Rank 0 shows a line of progress.
-Evaluation evaluate_shown(Evaluator& evaluator, const std::string& evaluated,
-                          const ProcessGroup& group, const std::function<void()>& tick,
+Evaluation evaluate_shown(Evaluator& evaluator, const std::string& evaluated, const ModelRank& rank,
                           std::ostream& err) {
   using Clock = std::chrono::steady_clock;
   const EvaluationPlan& plan = evaluator.plan();
   const Clock::time_point start = Clock::now();
   std::int64_t done = 0;
   std::optional<ProgressLines> lines;
-  if (group.rank() == 0) lines.emplace(err);
+  if (rank.world.rank() == 0) lines.emplace(err);
   return *evaluator.run([&] {
-    tick();
+    rank.tick();
     if (!lines) return false;
-    done =
-        std::min(done + plan.micro_batch * (plan.in_lanes ? 1 : group.size()), plan.num_sequences);
+    done = std::min(done + plan.micro_batch * (plan.in_lanes ? 1 : rank.data.size()),
+                    plan.num_sequences);
     const double seconds = std::chrono::duration<double>(Clock::now() - start).count();
     const double left =
         seconds * static_cast<double>(plan.num_sequences - done) / static_cast<double>(done);
@@ -184,10 +179,10 @@ std::string text_of(const EvaluationReport& report) {
   return text;
 }
 
-// Evaluates with the ranks of the data group, which are all of the world; rank 0 prints. Calls
-// `tick` after each micro-batch of this rank. Collective over the world.
-void evaluate(const EvalArguments& arguments, ProcessGroup& world, ProcessGroup& data,
-              const std::function<void()>& tick, std::ostream& out, std::ostream& err) {
+// Evaluates on all ranks; rank 0 prints. Collective over the world.
+void evaluate(const EvalArguments& arguments, const ModelRank& rank, std::ostream& out,
+              std::ostream& err) {
+  ProcessGroup& world = rank.world;
   const bool speaks = world.rank() == 0;
   const CheckpointFolder checkpoint = agreed_checkpoint(arguments.path, world);
   const configs::Config config = config_of(checkpoint, arguments.settings);
@@ -221,7 +216,7 @@ void evaluate(const EvalArguments& arguments, ProcessGroup& world, ProcessGroup&
   if (task->reads_text()) require_same_tokenizer(*task, checkpoint, arguments.path, corpus);
   require_same_inputs(*task, checkpoint, arguments.path, corpus, split);
   check_same_corpus(world, corpus);
-  const std::unique_ptr<Model> model = load_model(checkpoint, *task, data.device());
+  const std::unique_ptr<Model> model = load_model(checkpoint, *task, rank.place);
   for (const std::string& warning : model->warnings()) {
     if (speaks) err << "birkhoff: warning: " << warning << '\n';
   }
@@ -234,13 +229,13 @@ void evaluate(const EvalArguments& arguments, ProcessGroup& world, ProcessGroup&
   what.set_split(split);
   what.set_sequences(arguments.sequences);
   const std::unique_ptr<Evaluator> evaluator =
-      make_evaluator(*task, what, corpus, *model, data, !arguments.documents.empty());
+      make_evaluator(*task, what, corpus, *model, rank.data, !arguments.documents.empty());
   if (evaluator == nullptr) {
     fail(ExitCode::kData, "{}: {}", corpus.folder().string(), no_targets_text(split));
   }
   const EvaluationPlan& plan = evaluator->plan();
   const std::string& evaluated = text ? arguments.text : split;
-  const Evaluation result = evaluate_shown(*evaluator, evaluated, world, tick, err);
+  const Evaluation result = evaluate_shown(*evaluator, evaluated, rank, err);
   if (!std::isfinite(result.loss)) {
     fail(ExitCode::kNumerical,
          "{}: the loss on {} is not finite: the run had diverged; evaluate an earlier checkpoint",
@@ -264,26 +259,13 @@ std::vector<std::string> command_line(const EvalArguments& arguments) {
   std::vector<std::string> line = {"eval",        arguments.path,
                                    "--split",     arguments.split,
                                    "--sequences", std::to_string(arguments.sequences),
-                                   "--device",    arguments.device};
+                                   "--device",    arguments.device,
+                                   "--tensor",    std::to_string(arguments.tensor)};
   if (!arguments.corpus.empty()) line.insert(line.end(), {"--corpus", arguments.corpus});
   for (const std::string& setting : arguments.settings) line.insert(line.end(), {"--set", setting});
   if (!arguments.documents.empty()) line.insert(line.end(), {"--documents", arguments.documents});
   if (arguments.json) line.emplace_back("--json");
   return line;
-}
-
-int evaluate_in_world(const EvalArguments& arguments, World& world, const StopSignals& signals,
-                      std::ostream& out, std::ostream& err) {
-  compute_on_cpu(threads_of_rank(world.cores()));
-  Mesh mesh(world, configs::Mesh(), device_named(arguments.device, world.local_rank()));
-  const auto stop_if_asked = [&] {
-    if (signals.received() == 0) return;
-    if (world.rank() == 0)
-      err << "birkhoff: stopped on request: nothing was evaluated" << std::endl;
-    world.abort(static_cast<int>(ExitCode::kRequeue));
-  };
-  evaluate(arguments, world.group(), mesh.data(), stop_if_asked, out, err);
-  return 0;
 }
 
 }  // namespace
@@ -297,28 +279,24 @@ int eval_command(const EvalArguments& arguments, std::ostream& out, std::ostream
            arguments.documents);
     }
   }
-  const int ranks = ranks_to_run_on(arguments.ranks);
-  if (!arguments.ranks && ranks == 1) {
-    compute_on_cpu(threads_of_rank(usable_cores()));
-    const auto host = make_single_group();
-    const auto one = make_single_group(device_named(arguments.device));
-    evaluate(
-        arguments, *host, *one, [] {}, out, err);
-    return 0;
-  }
-  StopSignals signals;
-  check_before_ranks([&] {
+  const auto check = [&] {
     if (!arguments.text.empty()) {
       fail(ExitCode::kUsage,
            "--text {}: a text is evaluated by one process; leave --ranks out, or make a corpus of "
            "it with `birkhoff prepare --like {}`",
            arguments.text, arguments.path);
     }
-    if (arguments.ranks) config_of(checkpoint_of(arguments.path), arguments.settings);
-  });
-  if (arguments.ranks) return supervise({ranks}, {}, command_line(arguments), signals, err).code;
-  return run_in_world(
-      [&](World& world) { return evaluate_in_world(arguments, world, signals, out, err); }, err);
+  };
+  return run_on_ranks(
+      {.ranks = arguments.ranks,
+       .tensor = arguments.tensor,
+       .device = arguments.device,
+       .command_line = command_line(arguments),
+       .model = arguments.path,
+       .settings = arguments.settings,
+       .check = check,
+       .stopped = "nothing was evaluated"},
+      [&](const ModelRank& rank) { evaluate(arguments, rank, out, err); }, err);
 }
 
 }  // namespace birkhoff

@@ -1,20 +1,22 @@
-#include <ATen/Parallel.h>
+#include <fmt/core.h>
 #include <signal.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <optional>
 #include <ostream>
 #include <ranges>
 
-#include "cluster/base/cpu.h"
 #include "cluster/base/error.h"
 #include "cluster/base/files/file.h"
+#include "cluster/base/text/plural.h"
+#include "cluster/world.h"
 #include "configs/schema/checkpoint_manifest.pb.h"
 #include "data/tokenizers/text_decoder.h"
 #include "launcher/commands.h"
 #include "launcher/commands/sample_images.h"
 #include "launcher/output.h"
-#include "launcher/processes/ranks.h"
+#include "launcher/runs/model_ranks.h"
 #include "launcher/runs/run_paths.h"
 #include "runtime/decoding/generator.h"
 
@@ -82,14 +84,40 @@ bool divides_next_word(const Tokenizer& tokenizer, const std::string& prompt,
   return !std::ranges::equal(prompt_ids, longer | std::views::take(prompt_ids.size()));
 }
 
-}  // namespace
+// The arguments as a command line.
+std::vector<std::string> command_line(const SampleArguments& arguments) {
+  std::vector<std::string> line = {"sample",        arguments.path,
+                                   "--device",      arguments.device,
+                                   "--tensor",      std::to_string(arguments.tensor),
+                                   "--samples",     std::to_string(arguments.samples),
+                                   "--temperature", fmt::format("{}", arguments.temperature),
+                                   "--top-k",       std::to_string(arguments.top_k),
+                                   "--top-p",       fmt::format("{}", arguments.top_p),
+                                   "--seed",        std::to_string(arguments.seed)};
+  const auto add = [&](const char* option, const std::string& value) {
+    line.emplace_back(option);
+    line.push_back(value);
+  };
+  if (arguments.prompt) add("--prompt", *arguments.prompt);
+  if (!arguments.prompt_file.empty()) add("--prompt-file", arguments.prompt_file);
+  if (arguments.tokens) add("--tokens", std::to_string(*arguments.tokens));
+  if (!arguments.png.empty()) add("--png", arguments.png);
+  if (arguments.complete) {
+    add("--complete", fmt::format("{}", *arguments.complete));
+    add("--split", arguments.split);
+    if (!arguments.corpus.empty()) add("--corpus", arguments.corpus);
+  }
+  return line;
+}
 
-int sample_command(const SampleArguments& arguments, std::ostream& out, std::ostream& err) {
-  signal(SIGPIPE, SIG_DFL);  // when the reader of a pipe has left, end without a message
-  at::set_num_threads(threads_of_rank(usable_cores()));
-  const CheckpointFolder checkpoint = checkpoint_of(arguments.path);
+// All ranks generate the same; rank 0 prints. Collective over the world.
+void sample(const SampleArguments& arguments, const ModelRank& rank, std::ostream& out,
+            std::ostream& err) {
+  const bool speaks = rank.world.rank() == 0;
+  const CheckpointFolder checkpoint = agreed_checkpoint(arguments.path, rank.world);
   if (const auto image = model_inputs(checkpoint.manifest).image) {
-    return sample_images(arguments, checkpoint, *image, out, err);
+    sample_images(arguments, checkpoint, *image, rank, out, err);
+    return;
   }
   if (!arguments.png.empty()) {
     if (checkpoint.manifest.tokenizer().empty()) {
@@ -107,9 +135,8 @@ int sample_command(const SampleArguments& arguments, std::ostream& out, std::ost
          "the prompt is empty, and a model that was trained on a single document has no end mark "
          "to start from: give a prompt, for instance a newline");
   }
-  const std::unique_ptr<Model> loaded = load_model(checkpoint, device_named(arguments.device));
-  for (const std::string& warning : loaded->warnings())
-    err << "birkhoff: warning: " << warning << '\n';
+  const std::unique_ptr<Model> loaded = load_model(checkpoint, rank.place);
+  std::vector<std::string> warnings = loaded->warnings();
   Decoder* model = loaded->decoder();
   if (model == nullptr) {
     const char* const cure =
@@ -117,32 +144,69 @@ int sample_command(const SampleArguments& arguments, std::ostream& out, std::ost
     fail(ExitCode::kUsage, "{}: a model of this task generates no text{}", arguments.path, cure);
   }
   if (const std::int64_t unread = unread_prompt_ids(*model, prompt_ids); unread > 0) {
-    err << "birkhoff: warning: the first " << unread << " of the prompt's " << prompt_ids.size()
-        << " tokens are not read: the model sees " << model->max_tokens() << " at most\n";
+    warnings.push_back(fmt::format(
+        "the first {} of the prompt's {} tokens are not read: the model sees {} at most", unread,
+        prompt_ids.size(), model->max_tokens()));
   }
-
   if (divides_next_word(*tokenizer, prompt, prompt_ids)) {
-    err << "birkhoff: warning: the prompt ends in a space, but a token of this model begins with "
-           "the space before its word, so the text continues as after two spaces; leave the "
-           "final space out\n";
+    warnings.emplace_back(
+        "the prompt ends in a space, but a token of this model begins with the space before its "
+        "word, so the text continues as after two spaces; leave the final space out");
+  }
+  for (const std::string& warning : warnings) {
+    if (speaks) err << "birkhoff: warning: " << warning << '\n';
   }
 
   const bool terminal = isatty(STDOUT_FILENO) != 0;
   const auto print = [&](const std::string& text) {
-    if (text.empty()) return;
+    if (text.empty() || !speaks) return;
     out << (terminal ? terminal_text(text) : text);
     flush_output(out);
   };
-  const LineEndOnInterrupt line_end;
+  std::optional<LineEndOnInterrupt> line_end;
+  if (rank.world.size() == 1) line_end.emplace();
   for (std::int64_t n = 0; n < arguments.samples; ++n) {
     if (n > 0) print(kBetweenTexts);
     print(prompt);
     options.text = static_cast<std::uint64_t>(n);
     TextDecoder decoder(*tokenizer, prompt_ids);
-    generate(*model, prompt_ids, options, [&](std::int32_t id) { print(decoder.add(id)); });
+    generate(*model, prompt_ids, options, [&](std::int32_t id) {
+      rank.tick();
+      print(decoder.add(id));
+    });
     print(decoder.finish() + '\n');
   }
-  return 0;
+}
+
+}  // namespace
+
+int sample_command(const SampleArguments& arguments, std::ostream& out, std::ostream& err) {
+  signal(SIGPIPE, SIG_DFL);  // when the reader of a pipe has left, end without a message
+  const int announced = announced_ranks();
+  const auto check = [&] {
+    if (announced > arguments.tensor) {
+      fail(ExitCode::kUsage,
+           "--tensor {}: one replica of the model generates, and {} were started; start {}, or "
+           "divide the model over all of them",
+           arguments.tensor, counted(announced, "rank"), arguments.tensor);
+    }
+    if (arguments.prompt_file == "-") {
+      fail(ExitCode::kUsage,
+           "--prompt-file -: standard input is read by one process; leave --tensor out, or name a "
+           "file");
+    }
+  };
+  std::optional<int> ranks;  // to start
+  if (arguments.tensor > 1 && announced == 1) ranks = arguments.tensor;
+  return run_on_ranks(
+      {.ranks = ranks,
+       .tensor = arguments.tensor,
+       .device = arguments.device,
+       .command_line = command_line(arguments),
+       .model = arguments.path,
+       .check = check,
+       .stopped = "the text is not complete"},
+      [&](const ModelRank& rank) { sample(arguments, rank, out, err); }, err);
 }
 
 }  // namespace birkhoff

@@ -63,11 +63,12 @@ std::vector<Values> images_of(const SampleArguments& arguments, const Checkpoint
 
 }  // namespace
 
-int sample_images(const SampleArguments& arguments, const CheckpointFolder& checkpoint,
-                  const ImageDims& shape, std::ostream& out, std::ostream& err) {
+void sample_images(const SampleArguments& arguments, const CheckpointFolder& checkpoint,
+                   const ImageDims& shape, const ModelRank& rank, std::ostream& out,
+                   std::ostream& err) {
+  const bool speaks = rank.world.rank() == 0;
   const std::unique_ptr<Task> task = make_task(config_of(checkpoint));
-  const std::unique_ptr<Model> model =
-      load_model(checkpoint, *task, device_named(arguments.device));
+  const std::unique_ptr<Model> model = load_model(checkpoint, *task, rank.place);
   if (model->decoder() == nullptr) {
     fail(ExitCode::kUsage, "{}: a model of this task generates no images", arguments.path);
   }
@@ -85,8 +86,9 @@ int sample_images(const SampleArguments& arguments, const CheckpointFolder& chec
                                        .top_p = arguments.top_p,
                                        .seed = static_cast<std::uint64_t>(arguments.seed)}};
   check_options(options);
-  for (const std::string& warning : model->warnings())
-    err << "birkhoff: warning: " << warning << '\n';
+  for (const std::string& warning : model->warnings()) {
+    if (speaks) err << "birkhoff: warning: " << warning << '\n';
+  }
   std::vector<Values> originals;
   if (arguments.complete) originals = images_of(arguments, checkpoint, *task, shape);
   const auto num_given = static_cast<std::int64_t>(
@@ -95,9 +97,10 @@ int sample_images(const SampleArguments& arguments, const CheckpointFolder& chec
 
   std::vector<Values> grid;
   {
-    ProgressLines lines(err);
+    std::optional<ProgressLines> lines;
+    if (speaks) lines.emplace(err);
     for (std::int64_t n = 0; n < arguments.samples; ++n) {
-      lines.show(fmt::format("sample: image {} of {}", n + 1, arguments.samples));
+      if (lines) lines->show(fmt::format("sample: image {} of {}", n + 1, arguments.samples));
       Values image;
       if (arguments.complete) {
         const Values& original = originals[static_cast<std::size_t>(n)];
@@ -108,13 +111,15 @@ int sample_images(const SampleArguments& arguments, const CheckpointFolder& chec
       std::vector<std::int32_t> prompt{kBeginToken};
       prompt.insert(prompt.end(), image.begin(), image.end());
       options.text = static_cast<std::uint64_t>(n);
-      for (const std::int32_t value : generate(*model->decoder(), prompt, options)) {
+      const auto take = [&](std::int32_t) { rank.tick(); };
+      for (const std::int32_t value : generate(*model->decoder(), prompt, options, take)) {
         image.push_back(static_cast<std::uint8_t>(value));
       }
       grid.push_back(image);
       if (arguments.complete) grid.push_back(originals[static_cast<std::size_t>(n)]);
     }
   }
+  if (!speaks) return;
   const auto columns =
       arguments.complete
           ? std::int64_t{3}
@@ -123,7 +128,6 @@ int sample_images(const SampleArguments& arguments, const CheckpointFolder& chec
   out << fmt::format("{}: {} of {}\n", arguments.png,
                      counted(arguments.samples, arguments.complete ? "completion" : "image"),
                      shape.text());
-  return 0;
 }
 
 }  // namespace birkhoff

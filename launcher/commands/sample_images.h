@@ -5,13 +5,16 @@
 
 #include "data/batch/image_dims.h"
 #include "launcher/commands.h"
+#include "launcher/runs/model_ranks.h"
 #include "runtime/checkpoint/checkpoint.h"
 
 namespace birkhoff {
 
 // Writes arguments.png: a square grid of images, or with arguments.complete a row for each image of
-// a split, with its given part, the model's completion and the image itself. Returns the exit code.
-int sample_images(const SampleArguments& arguments, const CheckpointFolder& checkpoint,
-                  const ImageDims& shape, std::ostream& out, std::ostream& err);
+// a split, with its given part, the model's completion and the image itself. Collective over the
+// world.
+void sample_images(const SampleArguments& arguments, const CheckpointFolder& checkpoint,
+                   const ImageDims& shape, const ModelRank& rank, std::ostream& out,
+                   std::ostream& err);
 
 }  // namespace birkhoff

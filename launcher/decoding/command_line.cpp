@@ -73,6 +73,7 @@ void CommandLine::add_generate() {
   add_device(c, generate_.device);
   add_number(c, "--ranks", generate_.ranks, 1, 4096,
              "start this many MPI ranks here and divide the lines among them");
+  add_tensor(c, generate_.tensor);
 }
 
 void CommandLine::add_score() {
@@ -91,6 +92,7 @@ void CommandLine::add_score() {
   add_device(c, score_.device);
   add_number(c, "--ranks", score_.ranks, 1, 4096,
              "start this many MPI ranks here and divide the lines among them");
+  add_tensor(c, score_.tensor);
 }
 
 void CommandLine::add_bleu() {

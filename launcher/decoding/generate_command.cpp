@@ -22,6 +22,7 @@
 #include "launcher/decoding/line_generator.h"
 #include "launcher/decoding/lines_on_ranks.h"
 #include "launcher/output.h"
+#include "launcher/runs/model_ranks.h"
 #include "launcher/runs/run_paths.h"
 #include "runtime/decoding/likelihood.h"
 #include "runtime/run_checks.h"
@@ -53,9 +54,9 @@ SearchOptions options_of(const GenerateArguments& arguments) {
 
 // The arguments as a command line, without --ranks.
 std::vector<std::string> command_line(const GenerateArguments& arguments) {
-  std::vector<std::string> line = {"generate", arguments.path,
-                                   "--batch",  std::to_string(arguments.batch),
-                                   "--device", arguments.device};
+  std::vector<std::string> line = {
+      "generate", arguments.path,   "--batch",  std::to_string(arguments.batch),
+      "--device", arguments.device, "--tensor", std::to_string(arguments.tensor)};
   const auto add = [&](const char* option, const std::string& value) {
     line.emplace_back(option);
     line.push_back(value);
@@ -154,18 +155,16 @@ FoundSequence sequence_of(const std::string& bytes) {
 // A model that generates on ranks. All functions are collective over the world.
 class Generation {
  public:
-  Generation(const GenerateArguments& arguments, ProcessGroup& world, at::Device device,
-             const std::function<void()>& tick, std::ostream& err)
-      : checkpoint(agreed_checkpoint(arguments.path, world)),
+  Generation(const GenerateArguments& arguments, const ModelRank& rank, std::ostream& err)
+      : checkpoint(agreed_checkpoint(arguments.path, rank.world)),
         printer(checkpoint, arguments.json),
         arguments_(arguments),
-        world_(world),
-        tick_(tick),
+        rank_(rank),
         err_(err),
-        model_(load_model(checkpoint, device)),
+        model_(load_model(checkpoint, rank.place)),
         generator_(make_line_generator(checkpoint, arguments.path, *model_, options_of(arguments),
                                        arguments.max_tokens)) {
-    if (world_.rank() != 0) return;
+    if (rank_.world.rank() != 0) return;
     for (const std::string& warning : model_->warnings())
       err << "birkhoff: warning: " << warning << '\n';
     progress_.emplace(err);
@@ -173,7 +172,7 @@ class Generation {
 
   std::vector<std::string> lines_for(const std::vector<TextLine>& lines) {
     std::vector<std::vector<std::int32_t>> sources;
-    check_on_rank_0_first(world_, [&] {
+    check_on_rank_0_first(rank_.world, [&] {
       for (const TextLine& line : lines) sources.push_back(generator_->encode(line));
     });
     std::vector<std::string> printed;
@@ -233,7 +232,7 @@ class Generation {
   }
 
   void warn_of_cut_lines() const {
-    if (const std::string cut = generator_->cut_lines(); world_.rank() == 0 && !cut.empty())
+    if (const std::string cut = generator_->cut_lines(); rank_.world.rank() == 0 && !cut.empty())
       err_ << "birkhoff: warning: " << cut << '\n';
   }
 
@@ -247,22 +246,21 @@ class Generation {
   std::vector<FoundSequence> compute(const Batches& batches, std::int64_t num_lines,
                                      const OfBatch& of_batch) {
     const auto show = [&](std::int64_t done) {
-      tick_();
+      rank_.tick();
       if (!progress_) return;
-      const std::int64_t of_all = std::min(done * world_.size(), num_lines);
+      const std::int64_t of_all = std::min(done * rank_.data.size(), num_lines);
       progress_->show(fmt::format("generate: {} of the {} read so far", num_done_ + of_all,
                                   counted(num_done_ + num_lines, "line")));
     };
     std::vector<FoundSequence> found;
-    for (const std::string& bytes : compute_on_ranks(world_, batches, of_batch, show))
+    for (const std::string& bytes : compute_on_ranks(rank_.data_on_host, batches, of_batch, show))
       found.push_back(sequence_of(bytes));
     num_done_ += num_lines;
     return found;
   }
 
   const GenerateArguments& arguments_;
-  ProcessGroup& world_;
-  const std::function<void()>& tick_;
+  const ModelRank& rank_;
   std::ostream& err_;
   std::unique_ptr<Model> model_;
   std::unique_ptr<LineGenerator> generator_;
@@ -336,9 +334,10 @@ std::string generate_split(const GenerateArguments& arguments, Generation& gener
   return "";
 }
 
-void generate_on_ranks(const GenerateArguments& arguments, ProcessGroup& world, at::Device device,
-                       const std::function<void()>& tick, std::ostream& out, std::ostream& err) {
-  Generation generation(arguments, world, device, tick, err);
+void generate_on_ranks(const GenerateArguments& arguments, const ModelRank& rank, std::ostream& out,
+                       std::ostream& err) {
+  ProcessGroup& world = rank.world;
+  Generation generation(arguments, rank, err);
   std::string score;
   const auto run = [&](const std::function<void(const std::string&)>& print) {
     if (!arguments.split.empty()) {
@@ -387,16 +386,16 @@ int generate_command(const GenerateArguments& arguments, std::ostream& out, std:
   if (arguments.json && !arguments.score.empty() && arguments.output == "-") {
     fail(ExitCode::kUsage, "--json: only the score is printed; give --out for the texts");
   }
-  const RanksOfCommand where{.ranks = arguments.ranks,
-                             .device = arguments.device,
-                             .command_line = command_line(arguments),
-                             .model = arguments.path,
-                             .input = arguments.split.empty() ? arguments.input : arguments.split,
-                             .stopped = "later lines were not generated"};
-  const auto body = [&](ProcessGroup& world, at::Device device, const std::function<void()>& tick) {
-    generate_on_ranks(arguments, world, device, tick, out, err);
-  };
-  return run_on_ranks(where, body, err);
+  const std::string& input = arguments.split.empty() ? arguments.input : arguments.split;
+  return run_on_ranks(
+      {.ranks = arguments.ranks,
+       .tensor = arguments.tensor,
+       .device = arguments.device,
+       .command_line = command_line(arguments),
+       .model = arguments.path,
+       .check = [&] { check_lines_on_ranks(input); },
+       .stopped = "later lines were not generated"},
+      [&](const ModelRank& rank) { generate_on_ranks(arguments, rank, out, err); }, err);
 }
 
 }  // namespace birkhoff

@@ -4,15 +4,11 @@
 #include <cstring>
 #include <iterator>
 #include <numeric>
+#include <optional>
 #include <string_view>
 
-#include "cluster/base/cpu.h"
 #include "cluster/base/error.h"
 #include "launcher/commands/text_input.h"
-#include "launcher/processes/ranks.h"
-#include "launcher/processes/supervisor.h"
-#include "launcher/runs/run_paths.h"
-#include "runtime/stopping/signals.h"
 
 namespace birkhoff {
 namespace {
@@ -62,11 +58,11 @@ Batches batches_by_length(const std::vector<std::int64_t>& lengths, std::int64_t
 }
 
 std::vector<std::string> compute_on_ranks(
-    ProcessGroup& world, const Batches& batches,
+    ProcessGroup& replicas, const Batches& batches,
     const std::function<std::vector<std::string>(const std::vector<std::size_t>&)>& compute,
     const std::function<void(std::int64_t)>& done) {
-  const auto rank = static_cast<std::size_t>(world.rank()),
-             ranks = static_cast<std::size_t>(world.size());
+  const auto rank = static_cast<std::size_t>(replicas.rank()),
+             ranks = static_cast<std::size_t>(replicas.size());
   std::vector<std::string> mine;
   for (std::size_t b = rank; b < batches.size(); b += ranks) {
     std::vector<std::string> of_batch = compute(batches[b]);
@@ -78,7 +74,7 @@ std::vector<std::string> compute_on_ranks(
   for (const auto& batch : batches) num_items += batch.size();
   std::vector<std::string> results(num_items);
   const std::vector<std::string> of_ranks =
-      world.all_gather_bytes(packed(mine), "results of lines");
+      replicas.all_gather_bytes(packed(mine), "results of lines");
   for (std::size_t r = 0; r < ranks; ++r) {
     std::vector<std::string> texts = unpacked(of_ranks[r]);
     auto text = texts.begin();
@@ -122,39 +118,10 @@ std::int64_t transform_lines(
   }
 }
 
-int run_on_ranks(const RanksOfCommand& where,
-                 const std::function<void(ProcessGroup& world, at::Device,
-                                          const std::function<void()>& tick)>& body,
-                 std::ostream& err) {
-  const int ranks = ranks_to_run_on(where.ranks);
-  if (!where.ranks && ranks == 1) {
-    compute_on_cpu(threads_of_rank(usable_cores()));
-    const std::unique_ptr<ProcessGroup> host = make_single_group();
-    body(*host, device_named(where.device), [] {});
-    return 0;
-  }
-  StopSignals signals;
-  check_before_ranks([&] {
-    if (where.input == "-") {
-      fail(ExitCode::kUsage,
-           "--input -: standard input is read by one process; leave --ranks out, or name a file");
-    }
-    if (where.ranks) checkpoint_of(where.model);
-  });
-  if (where.ranks) return supervise({ranks}, {}, where.command_line, signals, err).code;
-  return run_in_world(
-      [&](World& world) {
-        compute_on_cpu(threads_of_rank(world.cores()));
-        const auto tick = [&] {
-          if (signals.received() == 0) return;
-          if (world.rank() == 0)
-            err << "birkhoff: stopped on request: " << where.stopped << std::endl;
-          world.abort(static_cast<int>(ExitCode::kRequeue));
-        };
-        body(world.group(), device_named(where.device, world.local_rank()), tick);
-        return 0;
-      },
-      err);
+void check_lines_on_ranks(const std::string& input) {
+  if (input != "-") return;
+  fail(ExitCode::kUsage,
+       "--input -: standard input is read by one process; leave --ranks out, or name a file");
 }
 
 }  // namespace birkhoff

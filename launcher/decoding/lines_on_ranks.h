@@ -5,8 +5,6 @@
 
 #include <cstdint>
 #include <functional>
-#include <optional>
-#include <ostream>
 #include <string>
 #include <vector>
 
@@ -30,9 +28,10 @@ Batches batches_by_length(const std::vector<std::int64_t>& lengths, std::int64_t
 inline constexpr std::int64_t kMaxBatchLogits = std::int64_t{1} << 24;
 
 // The results of all items, in their order, on all ranks. `compute` returns those of a batch.
-// Calls `done` with the number of items that this rank has computed. Collective over world.
+// Calls `done` with the number of items that this rank has computed. Collective over `replicas`,
+// the host group of the ranks that divide the batches.
 std::vector<std::string> compute_on_ranks(
-    ProcessGroup& world, const Batches& batches,
+    ProcessGroup& replicas, const Batches& batches,
     const std::function<std::vector<std::string>(const std::vector<std::size_t>&)>& compute,
     const std::function<void(std::int64_t)>& done);
 
@@ -49,20 +48,7 @@ std::int64_t transform_lines(
     const std::function<void(const std::string& text)>& print,
     const std::function<std::vector<std::string>(const std::vector<TextLine>&)>& transform);
 
-// Where a command computes.
-struct RanksOfCommand {
-  std::optional<int> ranks;               // to start here; not set: those that a launcher started
-  std::string device = "cpu";             // of commands.h
-  std::vector<std::string> command_line;  // for ranks that are started here
-  std::string model, input;               // the paths that the user has named
-  std::string stopped;                    // a message for a request to stop: what was not done
-};
-// Runs `body` in this process, or in each of the ranks; it calls `tick` now and then, which ends
-// all ranks with kRequeue if the user asks for it. Before ranks start, it is checked that the
-// model's path is a checkpoint and the input is a file. Returns the exit code.
-int run_on_ranks(const RanksOfCommand& where,
-                 const std::function<void(ProcessGroup& world, at::Device,
-                                          const std::function<void()>& tick)>& body,
-                 std::ostream& err);
+// Error(kUsage) if lines come from standard input, which only one process can read.
+void check_lines_on_ranks(const std::string& input);
 
 }  // namespace birkhoff

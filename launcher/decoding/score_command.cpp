@@ -10,6 +10,7 @@
 #include "launcher/decoding/encoded_lines.h"
 #include "launcher/decoding/lines_on_ranks.h"
 #include "launcher/output.h"
+#include "launcher/runs/model_ranks.h"
 #include "launcher/runs/run_paths.h"
 #include "models/decoder.h"
 #include "runtime/decoding/likelihood.h"
@@ -166,12 +167,13 @@ std::string json_of(const Likelihood& likelihood, std::int64_t num_cut) {
   return object.dump();
 }
 
-void score_lines(const ScoreArguments& arguments, ProcessGroup& world, at::Device device,
-                 const std::function<void()>& tick, std::ostream& out, std::ostream& err) {
+void score_lines(const ScoreArguments& arguments, const ModelRank& rank, std::ostream& out,
+                 std::ostream& err) {
+  ProcessGroup& world = rank.world;
   const bool speaks = world.rank() == 0;
   const CheckpointFolder checkpoint = agreed_checkpoint(arguments.path, world);
   const configs::CheckpointManifest& manifest = checkpoint.manifest;
-  const std::unique_ptr<Model> model = load_model(checkpoint, device);
+  const std::unique_ptr<Model> model = load_model(checkpoint, rank.place);
   TokenScorer* const scorer = model->token_scorer();
   if (scorer == nullptr) {
     fail(ExitCode::kUsage,
@@ -218,13 +220,14 @@ void score_lines(const ScoreArguments& arguments, ProcessGroup& world, at::Devic
       return printed;
     };
     const auto show = [&](std::int64_t done) {
-      tick();
+      rank.tick();
       if (!progress) return;
-      const std::int64_t of_all = std::min(done * world.size(), std::ssize(lines));
+      const std::int64_t of_all = std::min(done * rank.data.size(), std::ssize(lines));
       progress->show(fmt::format("score: {} of the {} read so far", num_done + of_all,
                                  counted(num_done + std::ssize(lines), "line")));
     };
-    std::vector<std::string> results = compute_on_ranks(world, batches, score_batch, show);
+    std::vector<std::string> results =
+        compute_on_ranks(rank.data_on_host, batches, score_batch, show);
     num_done += std::ssize(lines);
     return results;
   };
@@ -243,17 +246,16 @@ void score_lines(const ScoreArguments& arguments, ProcessGroup& world, at::Devic
 
 int score_command(const ScoreArguments& arguments, std::ostream& out, std::ostream& err) {
   signal(SIGPIPE, SIG_DFL);  // when the reader of a pipe has left, end without a message
-  const RanksOfCommand where{.ranks = arguments.ranks,
-                             .device = arguments.device,
-                             .command_line = {"score", arguments.path, "--input", arguments.input,
-                                              "--device", arguments.device},
-                             .model = arguments.path,
-                             .input = arguments.input,
-                             .stopped = "later lines were not scored"};
-  const auto body = [&](ProcessGroup& world, at::Device device, const std::function<void()>& tick) {
-    score_lines(arguments, world, device, tick, out, err);
-  };
-  return run_on_ranks(where, body, err);
+  return run_on_ranks(
+      {.ranks = arguments.ranks,
+       .tensor = arguments.tensor,
+       .device = arguments.device,
+       .command_line = {"score", arguments.path, "--input", arguments.input, "--device",
+                        arguments.device, "--tensor", std::to_string(arguments.tensor)},
+       .model = arguments.path,
+       .check = [&] { check_lines_on_ranks(arguments.input); },
+       .stopped = "later lines were not scored"},
+      [&](const ModelRank& rank) { score_lines(arguments, rank, out, err); }, err);
 }
 
 }  // namespace birkhoff

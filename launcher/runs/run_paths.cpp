@@ -117,9 +117,20 @@ configs::Config config_of(const CheckpointFolder& checkpoint,
   return config;
 }
 
+void check_divides(int tensor_ranks, configs::Config config) {
+  if (tensor_ranks == 1) return;
+  config.mutable_mesh()->set_tensor(tensor_ranks);
+  // Training might refuse ranks for its optimizer or its CUDA graphs, which do not matter here.
+  config.mutable_train()->set_cuda_graph(false);
+  config.mutable_train()->mutable_optimizer()->mutable_adamw();
+  resolve(config);
+  check_consistency(config, SourceLocations(fmt::format("--tensor {}", tensor_ranks)));
+}
+
 std::unique_ptr<Model> load_model(const CheckpointFolder& checkpoint, const Task& task,
-                                  at::Device device, ParameterValues values) {
-  std::unique_ptr<Model> model = task.make_model(model_inputs(checkpoint.manifest), device);
+                                  const ModelPlacement& place, ParameterValues values) {
+  check_divides(place.tensor_size, config_of(checkpoint));
+  std::unique_ptr<Model> model = task.make_model(model_inputs(checkpoint.manifest), place);
   std::vector<TensorPart> shards = model_tensors(*model);
   load_model_tensors(checkpoint, shards);
   if (values == ParameterValues::kAny) return model;
@@ -132,9 +143,9 @@ std::unique_ptr<Model> load_model(const CheckpointFolder& checkpoint, const Task
   return model;
 }
 
-std::unique_ptr<Model> load_model(const CheckpointFolder& checkpoint, at::Device device,
+std::unique_ptr<Model> load_model(const CheckpointFolder& checkpoint, const ModelPlacement& place,
                                   ParameterValues values) {
-  return load_model(checkpoint, *make_task(config_of(checkpoint)), device, values);
+  return load_model(checkpoint, *make_task(config_of(checkpoint)), place, values);
 }
 
 std::unique_ptr<Tokenizer> tokenizer_of(const CheckpointFolder& checkpoint) {

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "cluster/base/collectives/process_group.h"
+#include "cluster/base/tensors/placement.h"
 #include "data/corpus/corpus.h"
 #include "runtime/checkpoint/checkpoint.h"
 #include "runtime/tasks/task.h"
@@ -36,16 +37,20 @@ std::vector<std::filesystem::path> checkpoints_of(const std::filesystem::path& p
 configs::Config config_of(const CheckpointFolder& checkpoint,
                           const std::vector<std::string>& settings = {});
 
+// Error(kConfig) if a tensor axis of that many ranks cannot divide the model of a configuration.
+void check_divides(int tensor_ranks, configs::Config config);
+
 // The values that the model's tensors may have. A model with infinities or NaN cannot compute
 // anything.
 enum class ParameterValues { kFinite, kAny };
-// The model of a checkpoint, on a device, for the task of a configuration from config_of().
-// Error(kNumerical) if a tensor has other values. Local.
+// This rank's part of a checkpoint's model, for the task of a configuration from config_of().
+// Error(kConfig) if the ranks of the tensor axis cannot divide the model, Error(kNumerical) if a
+// tensor has other values. Local.
 std::unique_ptr<Model> load_model(const CheckpointFolder& checkpoint, const Task& task,
-                                  at::Device device,
+                                  const ModelPlacement& place,
                                   ParameterValues values = ParameterValues::kFinite);
 // The same for the checkpoint's own configuration.
-std::unique_ptr<Model> load_model(const CheckpointFolder& checkpoint, at::Device device,
+std::unique_ptr<Model> load_model(const CheckpointFolder& checkpoint, const ModelPlacement& place,
                                   ParameterValues values = ParameterValues::kFinite);
 
 // The device that a command's --device names: "cpu" or "cuda", the GPU of this rank of the machine.

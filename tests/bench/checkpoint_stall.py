@@ -4,7 +4,7 @@ often, compared with its own step.
 The floor is a step without a save (the median of the same run). The figure is the stall that rank 0
 logs at each commit: the copy of the state, the votes, and any waiting. The last save is left out,
 because training has ended by then and waits for it. The script prints medians, and the stall as a
-fraction of a step, which should be at most 0.1.
+fraction of a step, which should be at most 0.03.
 """
 
 import argparse

@@ -203,6 +203,8 @@ const Malformed kMalformed[] = {
     {"train { schedule { shape: rsqrt_decay warmup_steps: 0 } }",
      "2:39: train.schedule.warmup_steps", "shape rsqrt_decay"},
     {"mesh { tensor: 7 }", "2:8: mesh.tensor", "7 does not divide model.feed_forward"},
+    {"mesh { tensor: 2 } model { heads: 3 channels: 12 feed_forward: 48 }", "2:8: mesh.tensor",
+     "2 does not divide model.attention.0.group.0.heads 3"},
     {"mesh { tensor: 2 } model { heads: 4 attention { group { key_heads: 1 mechanism { dense {} } } "
      "} }",
      "2:8: mesh.tensor", "2 does not divide model.attention.0.group.0.key_heads 1"},

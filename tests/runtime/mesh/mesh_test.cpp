@@ -8,144 +8,17 @@
 #include <map>
 #include <random>
 
-#include "configs/loader/config_io.h"
-#include "data/batch/partition.h"
-#include "models/parallel/parameter_use.h"
 #include "runtime/agreement.h"
 #include "runtime/checkpoint/checkpoint.h"
 #include "runtime/run_checkpoints.h"
-#include "runtime/tasks/task.h"
 #include "runtime/trainer.h"
-#include "runtime/training_step.h"
-#include "tests/cluster/base/thread_group.h"
-#include "tests/models/placed_tensor.h"
 #include "tests/runtime/checkpoint/checkpoint_fixture.h"
+#include "tests/runtime/mesh/mesh_training.h"
 
 namespace birkhoff {
 namespace {
 
 using testing::HasSubstr;
-
-constexpr std::int64_t kVocabulary = 11, kTokens = 8, kBatch = 8;
-
-struct Axes {
-  int data, tensor;
-};
-
-configs::Config config_of(std::vector<std::string> settings = {}) {
-  return parse_config(R"(
-      task { language_model {} }
-      data { corpus: 'none' sequence_length: 8 }
-      model {
-        layers: 2 channels: 16 heads: 8 bias: true
-        attention { group { heads: 4 mechanism { sinkhorn { block: 4 gumbel_noise: true } } }
-                    group { heads: 4 mechanism { routing { clusters: 2 dropout: 0.2 } } } }
-        dropout { residual: 0.2 }
-      }
-      train {
-        precision: fp64 global_batch: 8 steps: 3 seed: 4 bucket_elements: 500 clip_norm: 0.5
-        schedule { shape: constant warmup_steps: 1 learning_rate: 0.01 }
-      })",
-                      "test", settings);
-}
-
-Batch batch_of(Interval rows) {
-  const at::Tensor ids =
-      at::arange(rows.begin * kTokens, rows.end * kTokens, at::kLong).view({rows.size(), kTokens});
-  Batch batch;
-  batch.fields["inputs"] = (ids * 7 + ids.div(5, "floor")).remainder(kVocabulary);
-  batch.fields["targets"] = (ids * 3 + 1).remainder(kVocabulary);
-  batch.fields["mask"] = at::ones_like(ids, at::kByte);
-  batch.sample_ids_B = at::arange(rows.begin, rows.end, at::kLong);
-  batch.global_size = kBatch;
-  return batch;
-}
-
-struct MeshTraining {
-  MeshTraining(configs::Config of_run, const MeshRank& of_mesh)
-      : config(std::move(of_run)),
-        rank(of_mesh),
-        model(make_model(config, kVocabulary, {at::kCPU, &rank.tensor})),
-        buckets(model->parameters(), rank.data, config.train().bucket_elements(),
-                config.train().invariant().shards(), config.train().zero_stage()),
-        optimizer(make_optimizer(config.train().optimizer(), buckets)),
-        step(config.train(), *model, rank.data, rank.world, buckets, *optimizer, nullptr,
-             pass_group()) {}
-  ProcessGroup* pass_group() {
-    return buckets.passes_are_collective() ? &rank.world : &rank.tensor;
-  }
-
-  // This rank's rows of step `number`'s batch.
-  Batch batch(std::int64_t number) const {
-    const Interval mine =
-        rank_share(kBatch, config.train().invariant().shards(), rank.data.rank(), rank.data.size());
-    return batch_of({number * kBatch + mine.begin, number * kBatch + mine.end});
-  }
-  GradientSums run(std::int64_t number, const StepHooks& hooks = {}) {
-    const GradientSums sums = step.sum_gradients(batch(number), number, 1, hooks);
-    if (!sums.abandoned) step.update(sums, number, /*epoch=*/0, 1);
-    return sums;
-  }
-  std::vector<TensorPart> parts() {
-    return training_parts(*model, buckets, *optimizer, rank.world.size());
-  }
-
-  const configs::Config config;
-  const MeshRank rank;
-  const std::unique_ptr<Model> model;
-  GradBuckets buckets;
-  const std::unique_ptr<Optimizer> optimizer;
-  TrainingStep step;
-};
-
-double largest_difference(const at::Tensor& a, const at::Tensor& b) {
-  return a.numel() == 0 ? 0 : (a - b).abs().max().item<double>();
-}
-
-// Three steps, of which the first are clipped.
-void expect_steps_of_one_rank(const std::vector<Axes>& meshes,
-                              const std::vector<std::string>& settings) {
-  std::vector<GradientSums> expected;
-  std::map<std::string, at::Tensor> values;
-  run_mesh(1, 1, [&](const MeshRank& rank) {
-    MeshTraining training(config_of(settings), rank);
-    for (int step = 1; step <= 3; ++step) expected.push_back(training.run(step));
-    for (const Parameter& p : training.model->parameters().list()) {
-      values[p.name] = p.value.detach().clone();
-    }
-    for (const Statistic& s : training.model->parameters().statistics()) {
-      values[s.name] = s.value.clone();
-    }
-  });
-  EXPECT_GT(expected[0].norm, 0.5);
-  for (const Axes axes : meshes) {
-    SCOPED_TRACE(testing::Message() << axes.data << " x " << axes.tensor);
-    run_mesh(axes.data, axes.tensor, [&](const MeshRank& rank) {
-      MeshTraining training(config_of(settings), rank);
-      for (const GradientSums& sums : expected) {
-        const GradientSums mine = training.run(1 + (&sums - expected.data()));
-        EXPECT_EQ(mine.count, sums.count);
-        EXPECT_EQ(mine.num_tokens, sums.num_tokens);
-        EXPECT_NEAR(mine.nats, sums.nats, 1e-10 * sums.nats);
-        EXPECT_NEAR(mine.norm, sums.norm, 1e-10 * sums.norm);
-        ASSERT_EQ(mine.figures.size(), sums.figures.size());
-        for (std::size_t i = 0; i < sums.figures.size(); ++i) {
-          EXPECT_EQ(mine.figures[i].first, sums.figures[i].first);
-          EXPECT_NEAR(mine.figures[i].second, sums.figures[i].second, 1e-10);
-        }
-      }
-      for (const Parameter& p : training.model->parameters().list()) {
-        const ParameterUse use(training.model->parameters(), {p.unit});
-        EXPECT_LE(largest_difference(p.value, part_of(values.at(p.name), p.placement)), 1e-10)
-            << p.name;
-      }
-      for (const Statistic& s : training.model->parameters().statistics()) {
-        EXPECT_LE(largest_difference(s.value, part_of(values.at(s.name), s.placement)), 1e-10)
-            << s.name;
-      }
-    });
-  }
-}
 
 TEST(TrainingOnAMesh, TakesTheStepsOfOneRank) {
   const std::vector<Axes> all = {{1, 2}, {1, 4}, {2, 2}, {2, 1}, {2, 4}, {3, 2}};
@@ -201,7 +74,7 @@ TEST(TrainingOnAMesh, WithAdaptiveSoftmaxOnDataParallelRanks) {
   std::map<std::string, at::Tensor> values;
   for (const int ranks : {1, 2, 4}) {
     run_mesh(ranks, 1, [&](const MeshRank& rank) {
-      MeshTraining training(config_of(settings), rank);
+      MeshTraining training(mesh_config(settings), rank);
       for (int step = 1; step <= 3; ++step) training.run(step);
       rank.world.barrier("trained");
       for (const Parameter& p : training.model->parameters().list()) {
@@ -241,7 +114,7 @@ TEST(TrainingOnAMesh, AllOfItsStateMovesToEachOtherMesh) {
          {"train.zero_stage=0", "train.zero_stage=1", "train.zero_stage=3"}) {
       const TestFolder folder;
       run_mesh(saved.data, saved.tensor, [&](const MeshRank& rank) {
-        MeshTraining training(config_of({zero}), rank);
+        MeshTraining training(mesh_config({zero}), rank);
         std::vector<TensorPart> parts = training.parts();
         for (TensorPart& part : parts) {
           for_each_place(part, [&](std::int64_t i, std::int64_t place) {
@@ -261,7 +134,7 @@ TEST(TrainingOnAMesh, AllOfItsStateMovesToEachOtherMesh) {
       }
       for (const Axes loaded : kMeshes) {
         run_mesh(loaded.data, loaded.tensor, [&](const MeshRank& rank) {
-          MeshTraining training(config_of({loaded.data > 2 ? "train.zero_stage=3" : zero}), rank);
+          MeshTraining training(mesh_config({loaded.data > 2 ? "train.zero_stage=3" : zero}), rank);
           std::vector<TensorPart> parts = training.parts();
           load_checkpoint(*checkpoint, parts);
           std::int64_t elements = 0, wrong = 0;
@@ -283,7 +156,7 @@ TEST(TrainingOnAMesh, AllOfItsStateMovesToEachOtherMesh) {
 TEST(TrainingOnAMesh, RanksShareTheWorkOfACheckpoint) {
   std::vector<std::int64_t> bytes(4, 0);
   run_mesh(2, 2, [&](const MeshRank& rank) {
-    MeshTraining training(config_of(), rank);
+    MeshTraining training(mesh_config(), rank);
     for (const TensorPart& part : training.parts()) {
       ASSERT_LT(part.owner, 4);
       if (part.owner == rank.world.rank()) {
@@ -306,7 +179,7 @@ std::string difference_on_two_by_two(const std::function<void(int, MeshTraining&
                                      std::vector<std::string> settings = {}) {
   std::vector<std::string> lines(4);
   run_mesh(2, 2, [&](const MeshRank& rank) {
-    MeshTraining training(config_of(settings), rank);
+    MeshTraining training(mesh_config(settings), rank);
     Agreement agreement(rank.world, rank.data, training.parts(), "here", nullptr, &rank.tensor);
     const TrainState state{20, 240, 1000, 0, false, {}};
     EXPECT_EQ(agreement.find_difference(state), "");
@@ -357,7 +230,7 @@ TEST(TrainingOnAMesh, AStepThatOneRankGivesUpIsDoneByNone) {
     const std::string zero = "train.zero_stage=" + std::to_string(trial % 4);
     SCOPED_TRACE(zero);
     run_mesh(2, 2, [&](const MeshRank& rank) {
-      MeshTraining training(config_of({"train.micro_batch=1", zero}), rank);
+      MeshTraining training(mesh_config({"train.micro_batch=1", zero}), rank);
       int asked = 0;
       const GradientSums sums = training.run(
           1, {.gives_up = [&] { return rank.world.rank() == who && asked++ >= when; }});
@@ -375,7 +248,7 @@ TEST(TrainingOnAMesh, ABatchThatOneRankOfAReplicaLacksIsUsedByNone) {
   const StopSignals signals;
   const TestFolder folder;
   run_mesh(1, 2, [&](const MeshRank& rank) {
-    MeshTraining training(config_of({"train.steps=9"}), rank);
+    MeshTraining training(mesh_config({"train.steps=9"}), rank);
     int asked = 0;
     DevicePrefetcher feed(
         [&]() -> std::optional<Batch> {
@@ -406,7 +279,7 @@ TEST(TrainingOnAMesh, ABatchThatOneRankOfAReplicaLacksIsUsedByNone) {
 
 TEST(TrainingOnAMesh, AValueThatIsNotFiniteOnOneRankStopsTheStepOfAll) {
   run_mesh(2, 2, [&](const MeshRank& rank) {
-    MeshTraining training(config_of(), rank);
+    MeshTraining training(mesh_config(), rank);
     const auto values = [&] {
       std::vector<at::Tensor> all;
       for (const Parameter& p : training.model->parameters().list()) {

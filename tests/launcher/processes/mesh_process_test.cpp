@@ -1,0 +1,152 @@
+// Models that are divided over a tensor axis, as users run them: lost and stopped ranks of a 2 x 2
+// mesh, and commands that compute with a divided model.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <csignal>
+#include <nlohmann/json.hpp>
+#include <sstream>
+
+#include "tests/launcher/processes/train_process_fixture.h"
+
+namespace birkhoff {
+namespace {
+
+using nlohmann::json;
+using std::chrono::seconds;
+using testing::AllOf;
+using testing::HasSubstr;
+
+std::vector<json> objects_of(const std::string& text) {
+  std::vector<json> objects;
+  std::istringstream in(text);
+  for (std::string line; std::getline(in, line);) objects.push_back(json::parse(line));
+  return objects;
+}
+
+// `mesh` is a finished run on 2 x 2 ranks.
+class MeshProcess : public TrainProcess {
+ protected:
+  static void SetUpTestSuite() {
+    TrainProcess::SetUpTestSuite();
+    const Finished trained = run_child(train_on_mesh("mesh"));
+    ASSERT_EQ(trained.code, 0) << trained.err;
+  }
+
+  static Command train_on_mesh(const std::string& name, std::vector<std::string> more = {}) {
+    more.insert(more.end(), {"--ranks", "4", "--set", "mesh.tensor=2", "--set", "train.steps=110"});
+    return train(name, more);
+  }
+  // The standard output of a command that succeeds.
+  static std::string out_of(const std::vector<std::string>& arguments) {
+    const Finished finished = run_child({.line = birkhoff_line(arguments)});
+    EXPECT_EQ(finished.code, 0) << finished.err;
+    return finished.out;
+  }
+  static void expect_refused(const std::vector<std::string>& arguments, int code,
+                             const std::string& message) {
+    const Finished finished = run_child({.line = birkhoff_line(arguments)});
+    EXPECT_EQ(finished.code, code) << finished.err;
+    EXPECT_EQ(std::count(finished.err.begin(), finished.err.end(), '\n'), 1) << finished.err;
+    EXPECT_THAT(finished.err, HasSubstr(message));
+  }
+};
+
+// ---- Faults
+
+TEST_F(MeshProcess, LostRanksAreStartedAgain) {
+  const std::string name = "lost";
+  Child child(train_on_mesh(name, {"--restarts", "1"}));
+  for (const auto& [step, victim] : {std::pair(60, 1), std::pair(105, 2)}) {
+    ASSERT_TRUE(wait_for_step(child, run(name), step)) << child.finish(seconds(1)).err;
+    signal_rank(run(name), victim, SIGKILL);
+  }
+  const Finished finished = child.finish();
+  EXPECT_EQ(finished.code, 0) << finished.err;
+  EXPECT_THAT(finished.err, AllOf(HasSubstr("ended by signal 9"),
+                                  HasSubstr("starting again from the checkpoint of step ")));
+  expect_like_reference(name, "mesh");
+}
+
+// Ranks 0 and 1 share a replica, so either is missed by the tensor axis first.
+TEST_F(MeshProcess, AStoppedRankIsNamedAndTheRunGoesOn) {
+  for (const int victim : {1, 2}) {
+    const std::string name = "stopped" + std::to_string(victim);
+    SCOPED_TRACE(name);
+    Child child(train_on_mesh(name, {"--set", "watchdog.seconds=1.5"}));
+    ASSERT_TRUE(wait_for_step(child, run(name), 60));
+    signal_rank(run(name), victim, SIGSTOP);
+    const Finished finished = child.finish(seconds(60));
+    EXPECT_EQ(finished.code, 8) << finished.err;
+    EXPECT_THAT(finished.err, AllOf(HasSubstr("birkhoff: rank " + std::to_string(victim) + " on "),
+                                    HasSubstr("in step "), HasSubstr("silent for")));
+    EXPECT_TRUE(wait_until_none(run(name), seconds(5))) << "nothing is left running";
+    EXPECT_EQ(run_child(train_on_mesh(name)).code, 0);
+    expect_like_reference(name, "mesh");
+  }
+}
+
+// ---- Commands. A divided model's sums have another order: results differ by rounding.
+
+TEST_F(MeshProcess, ADividedModelIsEvaluated) {
+  const auto eval = [](const std::vector<std::string>& more) {
+    std::vector<std::string> arguments = {"eval", "mesh", "--json"};
+    arguments.insert(arguments.end(), more.begin(), more.end());
+    return out_of(arguments);
+  };
+  const std::string divided = eval({"--ranks", "2", "--tensor", "2"});
+  const json result = json::parse(divided), whole = json::parse(eval({}));
+  EXPECT_NEAR(result["loss"].get<double>(), whole["loss"].get<double>(), 1e-5);
+  EXPECT_EQ(result["tokens"], whole["tokens"]);
+  EXPECT_EQ(eval({"--ranks", "4", "--tensor", "2"}), divided) << "replicas change no bit";
+}
+
+TEST_F(MeshProcess, ADividedModelGeneratesAndScores) {
+  const std::vector<std::string> sample = {"sample",   "mesh", "--prompt",      "the ",
+                                           "--tokens", "60",   "--temperature", "0"};
+  std::vector<std::string> divided = sample;
+  divided.insert(divided.end(), {"--tensor", "2"});
+  EXPECT_EQ(out_of(divided), out_of(sample)) << "printed once";
+
+  std::string prompts, texts;
+  for (int i = 0; i < 9; ++i) {
+    const std::string word =
+        std::string("the quick fox").substr(0, 4 + static_cast<std::size_t>(i));
+    prompts += word + "\n";
+    texts += json{{"text", word}}.dump() + "\n";
+  }
+  write_bytes("prompts.txt", prompts);
+  write_bytes("texts.jsonl", texts);
+  const std::vector<std::string> on_mesh = {"--ranks", "4", "--tensor", "2"};
+  std::vector<std::string> generate = {"generate", "mesh",         "--input", "prompts.txt",
+                                       "--json",   "--max-tokens", "8"},
+                           score = {"score", "mesh", "--input", "texts.jsonl"};
+  const std::vector<json> generated = objects_of(out_of(generate)),
+                          scored = objects_of(out_of(score));
+  for (auto* line : {&generate, &score}) line->insert(line->end(), on_mesh.begin(), on_mesh.end());
+  const std::vector<json> generated_divided = objects_of(out_of(generate)),
+                          scored_divided = objects_of(out_of(score));
+  ASSERT_EQ(generated_divided.size(), 9u);
+  ASSERT_EQ(scored_divided.size(), 9u);
+  for (std::size_t i = 0; i < 9; ++i) {
+    EXPECT_EQ(generated_divided[i]["text"], generated[i]["text"]);
+    for (const auto& [all, key] :
+         {std::pair(std::pair(&generated_divided, &generated), "log_probability"),
+          std::pair(std::pair(&scored_divided, &scored), "log_likelihood")}) {
+      EXPECT_NEAR((*all.first)[i][key].get<double>(), (*all.second)[i][key].get<double>(), 1e-4);
+    }
+  }
+}
+
+TEST_F(MeshProcess, WhatCannotBeDividedIsRefused) {
+  expect_refused({"eval", "mesh", "--tensor", "2"}, 2,
+                 "--tensor 2: does not divide 1 rank; start a multiple of 2");
+  expect_refused({"eval", "mesh", "--ranks", "4", "--tensor", "4"}, 3,
+                 "--tensor 4: mesh.tensor: 4 does not divide model.attention.0.group.0.heads 2");
+  expect_refused({"sample", "mesh", "--prompt-file", "-", "--tensor", "2"}, 2,
+                 "--prompt-file -: standard input is read by one process");
+}
+
+}  // namespace
+}  // namespace birkhoff
