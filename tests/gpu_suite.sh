@@ -2,26 +2,28 @@
 # Runs all tests that need a GPU, the same kernels on small shapes under compute-sanitizer, and
 # `birkhoff bench`. Builds nothing.
 #   tests/gpu_suite.sh [--build FOLDER] [--report FILE.md] [--logs FOLDER] [--seconds N]
-#     [--part tests|sanitizer|bench]
+#     [--part tests|sanitizer|racecheck|bench] [--suites GLOB]
 # FOLDER: a build of the preset cuda (default build/cuda), or a package, whose bin/gpu_suite passes it.
 # FILE.md: a table with GPU, driver, versions and commands, then the tables of the benchmarks
 # (default FOLDER/gpu_suite.md). --logs: keeps what the programs print, a file each. --part: only that
-# part. compute-sanitizer is taken from CUDA_HOME, the wheels next to LibTorch, /usr/local/cuda or
-# PATH. Tests and sanitizers run in parallel, the benchmarks after them. After N seconds (default 520)
-# unfinished programs are ended and count as failed. Exit code 0 if everything passed. Figures with
-# their bars, PyTorch and the operators: tests/bench/gpu_figures.py.
+# part; racecheck is the slowest tool of the sanitizer alone. --suites: only the test suites of that
+# name, and none of NCCL. compute-sanitizer is taken from CUDA_HOME, the wheels next to LibTorch,
+# /usr/local/cuda or PATH. Tests and sanitizers run in parallel, the benchmarks after them. After N
+# seconds (default 520) unfinished programs are ended and count as failed. Exit code 0 if everything
+# passed. Figures with their bars, PyTorch and the operators: tests/bench/gpu_figures.py.
 set -uo pipefail
 
 stop() { printf 'gpu_suite: %s\n' "$*" >&2; exit 1; }
-usage() { sed -n '2,13s/^# \{0,1\}//p' "$0" >&2; stop "$@"; }
-build="" report="" logs="" seconds=520 part=all
+usage() { sed -n '2,14s/^# \{0,1\}//p' "$0" >&2; stop "$@"; }
+build="" report="" logs="" seconds=520 part=all suites="*"
 while [ $# -gt 0 ]; do
   case $1 in
     --build) [ $# -gt 1 ] || stop "--build needs a folder"; build=$(realpath -m "$2"); shift ;;
     --report) [ $# -gt 1 ] || stop "--report needs a file"; report=$(realpath -m "$2"); shift ;;
     --logs) [ $# -gt 1 ] || stop "--logs needs a folder"; logs=$(realpath -m "$2"); shift ;;
     --seconds) [[ ${2:-} =~ ^[1-9][0-9]{0,4}$ ]] || stop "--seconds needs a number"; seconds=$2; shift ;;
-    --part) [[ ${2:-} =~ ^(tests|sanitizer|bench)$ ]] || stop "--part needs tests, sanitizer or bench"; part=$2; shift ;;
+    --part) [[ ${2:-} =~ ^(tests|sanitizer|racecheck|bench)$ ]] || stop "--part needs tests, sanitizer, racecheck or bench"; part=$2; shift ;;
+    --suites) [ $# -gt 1 ] || stop "--suites needs a name of test suites"; suites=$2; shift ;;
     *) usage "unknown argument '$1'" ;;
   esac
   shift
@@ -97,11 +99,12 @@ rows_of_checks() {
   done
 }
 
-# suites PROGRAM: its test suites.
-suites() { timeout 120 "$1" --gtest_list_tests | sed -n 's/^\([^ ]*\)\.\( .*\)\{0,1\}$/\1/p'; }
+# suites_of PROGRAM: its test suites.
+suites_of() { timeout 120 "$1" --gtest_filter="$suites.*" --gtest_list_tests | sed -n 's/^\([^ ]*\)\.\( .*\)\{0,1\}$/\1/p'; }
 
 for program in "${programs[@]}"; do
   if [[ $program == *nccl* ]]; then
+    [ "$suites" = "*" ] || continue
     for ranks in 1 2 4; do
       ! wants tests || check 240 env BIRKHOFF_TEST_RANKS=$ranks mpiexec --oversubscribe --bind-to none -n $ranks "$program"
     done
@@ -109,23 +112,24 @@ for program in "${programs[@]}"; do
   fi
   # A process for each suite: a kernel that breaks the device's context must not take other suites along.
   if wants tests; then
-    mapfile -t names < <(suites "$program")
+    mapfile -t names < <(suites_of "$program")
     [ ${#names[@]} -gt 0 ] || row "$program --gtest_list_tests" 0 "FAILED (names no test)" 0
     for suite in "${names[@]}"; do check 300 "$program" --gtest_filter="$suite.*"; done
   fi
-  if wants sanitizer && [ -n "$sanitizer" ]; then
+  if [ -n "$sanitizer" ]; then
     # Our kernels alone; but what memory holds at all also libraries write, and those that read more than was written
     # (their copies of graphs, look-back scans) are left out.
     for tool in memcheck racecheck synccheck; do
+      wants sanitizer || [ "$part" = $tool ] || continue
       check 400 "$sanitizer" --tool "$tool" --report-api-errors no --kernel-name kernel_substring=birkhoff --error-exitcode 9 \
-        "$program" --gtest_filter='*.Small*'
+        "$program" --gtest_filter="$suites.Small*"
     done
-    check 400 "$sanitizer" --tool initcheck --report-api-errors no --error-exitcode 9 \
-      "$program" --gtest_filter='*.Small*-StepGraph*:DeviceFeed*'
+    ! wants sanitizer || check 400 "$sanitizer" --tool initcheck --report-api-errors no --error-exitcode 9 \
+      "$program" --gtest_filter="$suites.Small*-StepGraph*:DeviceFeed*"
   fi
 done
 rows_of_checks
-if wants sanitizer && [ -z "$sanitizer" ]; then
+if { wants sanitizer || wants racecheck; } && [ -z "$sanitizer" ]; then
   row compute-sanitizer 0 "NOT FOUND: \`nvidia-cuda-sanitizer-api\` of cmake/cuda_toolkit.txt holds it" 0
 fi
 
