@@ -2,8 +2,8 @@
 // into any program when it starts, so it also sees LibTorch's kernels:
 //   CUDA_INJECTION64_PATH=.../libkernel_trace.so birkhoff bench step ...
 // When the program ends, it prints tables in Markdown to stderr: one for each recorded graph, with
-// the means of its replays, then one of all that was launched outside of graphs. The times are those
-// of CUPTI's activity records. CUPTI's library must be in the program, as LibTorch's is, or in
+// the means of its replays, then one of all that was launched outside of graphs. Times are those of
+// CUPTI's activity records. CUPTI's library must be in the program, as LibTorch's is, or in
 // LD_LIBRARY_PATH.
 #include <cupti.h>
 #include <cxxabi.h>
