@@ -1,6 +1,9 @@
 #include "launcher/output.h"
 
+#include <unistd.h>
+
 #include <cerrno>
+#include <cstdlib>
 #include <cstring>
 
 #include "cluster/base/error.h"
@@ -14,6 +17,11 @@ void flush_output(std::ostream& out) {
     fail(ExitCode::kStorage,
          "standard output cannot be written: {}; free space there or write elsewhere",
          std::strerror(errno));
+}
+
+bool output_is_terminal() {
+  if (const char* said = std::getenv(kOutputVariable)) return std::string_view(said) == "terminal";
+  return std::getenv("OMPI_COMM_WORLD_SIZE") == nullptr && isatty(STDOUT_FILENO) != 0;
 }
 
 std::string terminal_text(std::string_view text) {

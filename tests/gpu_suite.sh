@@ -6,8 +6,8 @@
 # FOLDER: a build of the preset cuda (default build/cuda), or a package, whose bin/gpu_suite passes it.
 # FILE.md: a table with GPU, driver, versions and commands, then the tables of the benchmarks
 # (default FOLDER/gpu_suite.md). --logs: keeps what the programs print, a file each. --part: only that
-# part; racecheck is the slowest tool of the sanitizer alone. --suites: only the test suites of that
-# name, and none of NCCL. compute-sanitizer is taken from CUDA_HOME, the wheels next to LibTorch,
+# part; racecheck runs only that tool, the slowest of the sanitizer's. --suites: only the test suites
+# of that name, and none of NCCL. compute-sanitizer is taken from CUDA_HOME, the wheels next to LibTorch,
 # /usr/local/cuda or PATH. Tests and sanitizers run in parallel, the benchmarks after them. After N
 # seconds (default 520) unfinished programs are ended and count as failed. Exit code 0 if everything
 # passed. Figures with their bars, PyTorch and the operators: tests/bench/gpu_figures.py.
@@ -110,6 +110,7 @@ for program in "${programs[@]}"; do
     done
     continue
   fi
+  [ "$suites" = "*" ] || [ -n "$(suites_of "$program")" ] || continue
   # A process for each suite: a kernel that breaks the device's context must not take other suites along.
   if wants tests; then
     mapfile -t names < <(suites_of "$program")

@@ -164,8 +164,8 @@ std::string measured_table(SyntheticTraining& training, const configs::Config& c
     const PartTimes times = training.timed_parts();
     const double step = training.step_seconds(/*recorded=*/false);
     const double replay = graph ? training.step_seconds(/*recorded=*/true) : 0;
-    if (i < 0) continue;
     products.measure(watch);
+    if (i < 0) continue;
     forward.push_back(times.forward);
     backward.push_back(times.backward);
     optimizer.push_back(times.optimizer);
@@ -188,11 +188,11 @@ std::string measured_table(SyntheticTraining& training, const configs::Config& c
   return fmt::format(
              "Medians of {} steps of {} sequences of {} tokens; the host waits for the device "
              "after each part, but not inside a step. Floor: the model's FLOPs (backward: twice "
-             "the forward pass; none for embedding lookups) at the speed of {} in {}, measured "
-             "between the steps{}.\n\n",
+             "the forward pass; none for embedding lookups) at the speed of {}, measured between "
+             "the steps{}.\n\n",
              steps, config.train().global_batch(), tokens_of_sequence, products.text(),
-             c10::toString(dtype),
-             promised > 0 ? fmt::format("; the data sheet promises {:.1f}", promised / 1e9) : "") +
+             promised > 0 ? fmt::format("; the data sheet promises {:.4g} TFLOP/s", promised / 1e12)
+                          : "") +
          table_head({"part", "ms", "tokens/s", "model GFLOP/s", "floor, ms", "floor / time",
                      "of the data sheet"}) +
          row("forward", forward, forward_flops) + row("backward", backward, 2 * forward_flops) +

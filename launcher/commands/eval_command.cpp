@@ -282,8 +282,8 @@ int eval_command(const EvalArguments& arguments, std::ostream& out, std::ostream
   const auto check = [&] {
     if (!arguments.text.empty()) {
       fail(ExitCode::kUsage,
-           "--text {}: a text is evaluated by one process; leave --ranks out, or make a corpus of "
-           "it with `birkhoff prepare --like {}`",
+           "--text {}: a text is evaluated by one process; leave --ranks and --tensor out, or make "
+           "a corpus of it with `birkhoff prepare --like {}`",
            arguments.text, arguments.path);
     }
   };
@@ -294,6 +294,7 @@ int eval_command(const EvalArguments& arguments, std::ostream& out, std::ostream
        .command_line = command_line(arguments),
        .model = arguments.path,
        .settings = arguments.settings,
+       .sums_on_device = true,
        .check = check,
        .stopped = "nothing was evaluated"},
       [&](const ModelRank& rank) { evaluate(arguments, rank, out, err); }, err);

@@ -18,6 +18,7 @@
 #include "models/describe.h"
 #include "runtime/checkpoint/commit.h"
 #include "runtime/reporting/display_text.h"
+#include "runtime/tasks/task.h"
 
 namespace birkhoff {
 
@@ -116,6 +117,21 @@ std::string describe_run(const RunSummary& run) {
   return text;
 }
 
+// The operations of attention for which training takes a slower path than it could, a line for
+// each.
+std::string describe_attention(const CheckpointFolder& checkpoint) {
+  const configs::Config config = config_of(checkpoint);
+  const std::int64_t vocabulary = checkpoint.manifest.vocabulary();
+  const std::unique_ptr<Task> task = make_task(config);
+  std::vector<std::string> slow = slow_attention_paths(
+      config, task->inputs(vocabulary), task->synthetic_batch(vocabulary, at::kMeta));
+  const std::string device = configs::Config::Device_Name(config.device());
+  if (slow.empty()) slow.push_back("the fastest path of " + device + " in all layers");
+  std::string text;
+  for (const std::string& line : slow) text += fmt::format("{:<12} {}\n", "attention", line);
+  return text;
+}
+
 }  // namespace
 
 int inspect_command(const InspectArguments& arguments, std::ostream& out, std::ostream&) {
@@ -131,7 +147,7 @@ int inspect_command(const InspectArguments& arguments, std::ostream& out, std::o
     }
     const CheckpointFolder checkpoint = checkpoint_of(arguments.path);
     const std::unique_ptr<Model> model = load_model(checkpoint, at::kCPU, ParameterValues::kAny);
-    out << describe_checkpoint(checkpoint)
+    out << describe_checkpoint(checkpoint) << describe_attention(checkpoint)
         << describe_model(*model, tokens_per_sample(checkpoint.manifest.config()));
     return 0;
   }

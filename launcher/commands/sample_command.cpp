@@ -128,7 +128,9 @@ void sample(const SampleArguments& arguments, const ModelRank& rank, std::ostrea
   }
   GenerateOptions options = options_of(arguments, checkpoint.manifest);
   const std::unique_ptr<Tokenizer> tokenizer = tokenizer_of(checkpoint);
-  const std::string prompt = prompt_of(arguments);
+  // Read once: it may be a pipe.
+  const std::string prompt =
+      rank.world.broadcast_bytes(speaks ? prompt_of(arguments) : "", 0, "prompt");
   const std::vector<std::int32_t> prompt_ids = tokenizer->encode(prompt);
   if (prompt_ids.empty() && !checkpoint.manifest.has_end_of_document()) {
     fail(ExitCode::kUsage,
@@ -157,7 +159,7 @@ void sample(const SampleArguments& arguments, const ModelRank& rank, std::ostrea
     if (speaks) err << "birkhoff: warning: " << warning << '\n';
   }
 
-  const bool terminal = isatty(STDOUT_FILENO) != 0;
+  const bool terminal = output_is_terminal();
   const auto print = [&](const std::string& text) {
     if (text.empty() || !speaks) return;
     out << (terminal ? terminal_text(text) : text);
@@ -182,13 +184,18 @@ void sample(const SampleArguments& arguments, const ModelRank& rank, std::ostrea
 
 int sample_command(const SampleArguments& arguments, std::ostream& out, std::ostream& err) {
   signal(SIGPIPE, SIG_DFL);  // when the reader of a pipe has left, end without a message
+  const auto body = [&](const ModelRank& rank) { sample(arguments, rank, out, err); };
+  if (arguments.tensor == 1) {  // whatever has started this process
+    run_alone(arguments.device, body);
+    return 0;
+  }
   const int announced = announced_ranks();
   const auto check = [&] {
-    if (announced > arguments.tensor) {
+    if (announced > 1 && announced != arguments.tensor) {
       fail(ExitCode::kUsage,
-           "--tensor {}: one replica of the model generates, and {} were started; start {}, or "
-           "divide the model over all of them",
-           arguments.tensor, counted(announced, "rank"), arguments.tensor);
+           "--tensor {}: the model is divided over all ranks that were started, and these are {}; "
+           "start {}, or set --tensor {}",
+           arguments.tensor, announced, arguments.tensor, announced);
     }
     if (arguments.prompt_file == "-") {
       fail(ExitCode::kUsage,
@@ -197,16 +204,15 @@ int sample_command(const SampleArguments& arguments, std::ostream& out, std::ost
     }
   };
   std::optional<int> ranks;  // to start
-  if (arguments.tensor > 1 && announced == 1) ranks = arguments.tensor;
-  return run_on_ranks(
-      {.ranks = ranks,
-       .tensor = arguments.tensor,
-       .device = arguments.device,
-       .command_line = command_line(arguments),
-       .model = arguments.path,
-       .check = check,
-       .stopped = "the text is not complete"},
-      [&](const ModelRank& rank) { sample(arguments, rank, out, err); }, err);
+  if (announced == 1) ranks = arguments.tensor;
+  return run_on_ranks({.ranks = ranks,
+                       .tensor = arguments.tensor,
+                       .device = arguments.device,
+                       .command_line = command_line(arguments),
+                       .model = arguments.path,
+                       .check = check,
+                       .stopped = "the text is not complete"},
+                      body, err);
 }
 
 }  // namespace birkhoff

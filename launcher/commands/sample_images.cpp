@@ -17,6 +17,7 @@
 #include "launcher/runs/run_paths.h"
 #include "models/embeddings/token_embedding.h"
 #include "runtime/decoding/generator.h"
+#include "runtime/run_checks.h"
 #include "runtime/tasks/task.h"
 
 namespace birkhoff {
@@ -42,10 +43,11 @@ void refuse_text_options(const SampleArguments& arguments) {
 
 // The first images of the split.
 std::vector<Values> images_of(const SampleArguments& arguments, const CheckpointFolder& checkpoint,
-                              const Task& task, const ImageDims& shape) {
+                              const Task& task, const ImageDims& shape, ProcessGroup& world) {
   const Corpus corpus(arguments.corpus.empty() ? checkpoint.manifest.config().data().corpus()
                                                : arguments.corpus);
   require_same_inputs(task, checkpoint, arguments.path, corpus, arguments.split);
+  check_same_corpus(world, corpus);
   const auto source = task.evaluation_source(corpus, arguments.split);
   if (source->num_samples() < arguments.samples) {
     fail(ExitCode::kUsage, "--samples {}: split '{}' of {} has {}; lower it", arguments.samples,
@@ -90,7 +92,7 @@ void sample_images(const SampleArguments& arguments, const CheckpointFolder& che
     if (speaks) err << "birkhoff: warning: " << warning << '\n';
   }
   std::vector<Values> originals;
-  if (arguments.complete) originals = images_of(arguments, checkpoint, *task, shape);
+  if (arguments.complete) originals = images_of(arguments, checkpoint, *task, shape, rank.world);
   const auto num_given = static_cast<std::int64_t>(
       std::floor(arguments.complete.value_or(0) * static_cast<double>(shape.values())));
   options.tokens = shape.values() - num_given;

@@ -1,6 +1,5 @@
 #include <ATen/ops/sum.h>
 #include <signal.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cstring>
@@ -356,7 +355,7 @@ void generate_on_ranks(const GenerateArguments& arguments, const ModelRank& rank
       run([&](const std::string& text) { file.write_all(text); });
     });
   } else {
-    const bool terminal = isatty(STDOUT_FILENO) != 0;
+    const bool terminal = output_is_terminal();
     run([&](const std::string& text) {
       if (!arguments.score.empty()) return;  // only the score is printed
       out << (terminal ? terminal_text(text) : text);

@@ -120,8 +120,10 @@ std::int64_t transform_lines(
 
 void check_lines_on_ranks(const std::string& input) {
   if (input != "-") return;
-  fail(ExitCode::kUsage,
-       "--input -: standard input is read by one process; leave --ranks out, or name a file");
+  fail(
+      ExitCode::kUsage,
+      "--input -: standard input is read by one process; leave --ranks and --tensor out, or name a "
+      "file");
 }
 
 }  // namespace birkhoff

@@ -1,6 +1,6 @@
-// Lines of text in, a line of results for each out, computed in batches and divided over ranks. The
-// results do not depend on the ranks: batches are the same on any number of them, and each is
-// computed by one.
+// Lines of text in, a line of results for each out, computed in batches and divided over replicas
+// of a model. The results do not depend on how many there are: batches are the same, and each is
+// computed by one replica.
 #pragma once
 
 #include <cstdint>

@@ -53,35 +53,43 @@ class Stopwatch {
   at::Tensor flushed_;
 };
 
-// The speed of products of large matrices, measured in turns with what is compared with it.
+// The speed of products of large matrices, measured in turns with what is compared with it. The
+// first measurement also warms up.
 class ProductSpeed {
  public:
   ProductSpeed(at::ScalarType dtype, at::Device device)
       : size_(device.is_cuda() ? 8192 : 1024),
-        count_(device.is_cuda() ? 20 : 1),
         // On a CPU without fp16 instructions, LibTorch's fp16 products are far from what the CPU
         // can do.
         a_(at::randn({size_, size_}, at::device(device))
                .to(device.is_cpu() && dtype == at::kHalf ? at::kFloat : dtype)) {}
-  // On a GPU the time of 20 products, about 30 ms, so that its clocks are those of long work.
   void measure(const Stopwatch& watch) {
-    const double seconds = watch.seconds([&] {
-      for (int i = 0; i < count_; ++i) at::mm(a_, a_);
-    });
-    seconds_.push_back(seconds / count_);
+    const auto seconds_of = [&](int count) {
+      return watch.seconds([&] {
+        for (int i = 0; i < count; ++i) at::mm(a_, a_);
+      }) / count;
+    };
+    // A GPU's clocks are those of long work only after a while.
+    constexpr double kSeconds = 0.03;
+    if (count_ == 0) {
+      const double first = seconds_of(1);
+      count_ = a_.is_cuda() ? static_cast<int>(std::clamp(kSeconds / first, 1.0, 50.0)) : 1;
+    }
+    seconds_.push_back(seconds_of(count_));
   }
   // The median of these measurements, of which there must be at least one.
   double flops_per_second() const {
     return 2 * std::pow(static_cast<double>(size_), 3) / median(seconds_);
   }
-  // "at::mm on 8192x8192 (700 TFLOP/s)"
+  // "at::mm on 8192x8192 of BFloat16 (700 TFLOP/s)"
   std::string text() const {
-    return fmt::format("at::mm on {0}x{0} ({1:.4g} TFLOP/s)", size_, flops_per_second() / 1e12);
+    return fmt::format("at::mm on {0}x{0} of {1} ({2:.4g} TFLOP/s)", size_,
+                       c10::toString(a_.scalar_type()), flops_per_second() / 1e12);
   }
 
  private:
   std::int64_t size_;
-  int count_;
+  int count_ = 0;  // of products in a measurement
   at::Tensor a_;
   std::vector<double> seconds_;
 };

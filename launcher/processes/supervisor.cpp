@@ -24,6 +24,7 @@
 #include "cluster/base/files/file.h"
 #include "cluster/base/text/number_text.h"
 #include "launcher/commands.h"
+#include "launcher/output.h"
 #include "launcher/processes/shared_memory_folder.h"
 
 namespace birkhoff {
@@ -149,6 +150,8 @@ std::vector<std::string> mpirun_arguments(const std::string& mpirun, const Place
     line.emplace_back("-x");
     line.push_back(fmt::format("{}=bar", kProgressVariable));
   }
+  line.emplace_back("-x");
+  line.push_back(fmt::format("{}={}", kOutputVariable, output_is_terminal() ? "terminal" : "file"));
   for (const char* place : {"btl_vader_backing_directory", "orte_tmpdir_base"}) {
     const bool users = std::getenv((std::string("OMPI_MCA_") + place).c_str()) != nullptr;
     if (!users && !shared_folder.empty()) line.insert(line.end(), {"--mca", place, shared_folder});

@@ -21,6 +21,7 @@ struct RanksOfCommand {
   std::vector<std::string> command_line;  // for ranks that are started here
   std::string model;                      // the path that the user has named
   std::vector<std::string> settings{};    // of evaluation-time fields
+  bool sums_on_device = false;            // whether the data axis adds up tensors there
   std::function<void()> check;            // finds what several ranks cannot do, before they start
   std::string stopped;                    // a message for a request to stop: what was not done
 };
@@ -28,12 +29,15 @@ struct RanksOfCommand {
 // This rank of a command.
 struct ModelRank {
   ProcessGroup& world;         // all ranks, for host tensors
-  ProcessGroup& data;          // those with the same part of the model as this rank
+  ProcessGroup& data;          // those with the same part of the model; see sums_on_device
   ProcessGroup& data_on_host;  // the same, for host tensors
   ModelPlacement place;        // of this rank's part of the model
   // To be called now and then: ends all ranks with kRequeue if the user asks for it.
   std::function<void()> tick;
 };
+
+// Runs `body` in this process alone.
+void run_alone(const std::string& device, const std::function<void(const ModelRank&)>& body);
 
 // Runs `body` in this process, or in each of the ranks. Returns the exit code. Before ranks are
 // started here, the model's checkpoint is checked, with the settings and the axis that is to divide

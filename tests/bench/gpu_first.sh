@@ -64,8 +64,8 @@ write_report() {
   {
     printf '# First measurements on a GPU\n\n%s\n\n' "$title"
     printf '| GPU | line | result | seconds |\n|---|---|---|---:|\n%s\n' "$table"
-    printf '## Figures\n\nus: forward and backward of attention, a step, or a launch. x: times as fast as.\n\n'
-    printf '| GPU | figure | us | us before | x before | dense x before | x dense | share of the floor | expected |\n'
+    printf '## Figures\n\nus: forward and backward of attention, a step, or a launch. x before, x dense: times as fast as the commit before, as dense attention. Share: of the floor; of lab programs, of the copy speed.\n\n'
+    printf '| GPU | figure | us | us before | x before | dense x before | x dense | share | expected |\n'
     printf '|---|---|---:|---:|---:|---:|---:|---:|---|\n%s%s' "$figures" "$pages"
   } >"$report.part" && mv "$report.part" "$report"
 }
@@ -118,7 +118,8 @@ routing() { # LENGTH SECONDS
 in_suite() {
   local suite=("$package/bin/gpu_suite") limit=$(($(left) - 10 < $2 ? $(left) - 10 : $2))
   [ -x "${suite[0]}" ] || suite=(tests/gpu_suite.sh --build "$package")
-  line "$1" $((limit + 10)) "${suite[@]}" --seconds $((limit > 0 ? limit : 1)) --report "$work/suite.md" "${@:3}"
+  if [ $limit -lt 10 ]; then leave_out "$1" "no time"; return; fi
+  line "$1" $((limit + 10)) "${suite[@]}" --seconds $limit --report "$work/suite.md" "${@:3}"
 }
 leave_out() { # NAME WHY
   [[ ! $1 =~ $only ]] || table+="| $card | $1 | left out: $2 | 0 |"$'\n'
@@ -151,7 +152,7 @@ if [ -n "$birkhoff" ]; then
       line "trace of the step, $model" 60 env CUDA_INJECTION64_PATH="$lab/libkernel_trace.so" \
         "$birkhoff" bench step "configs/lmx_base_$model.txtpb" "${steps[@]}" --steps 3
     else
-      leave_out "trace of the step, $model" "no libkernel_trace.so in the lab, which needs CUPTI"
+      leave_out "trace of the step, $model" "no libkernel_trace.so in the lab: it needs CUPTI, and the lab must be built"
     fi
   done
   attention "cumulative balance" 60 'sinkhorn { block: 64 causal_balance: cumulative }' --lengths 4096,16384
@@ -187,7 +188,8 @@ if [ -n "$birkhoff" ]; then
   in_suite "tests" 180 --part tests
   # One family of kernels a call; Gathered takes longest.
   for family in Clusters BlockTopK RowAttention Sinkformer Activation BlockMix Balance BlockAttention \
-    ResidualNorm CrossEntropy BlockPool ChunkSums FusedUpdate Gathered; do
+    ResidualNorm CrossEntropy BlockPool ChunkSums FusedUpdate Optimizers SortedIndices Philox Reduce \
+    RoundedLinear Gathered; do
     in_suite "racecheck: $family" 300 --part racecheck --suites "*$family*"
   done
 else

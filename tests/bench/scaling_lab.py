@@ -182,15 +182,17 @@ class Laboratory:
                               for group in result["groups"].values())
         step, computation = result["step_seconds"], result["computation_seconds"]
         bound = max(computation, planned / (bits_per_second(rate) / 8))
+        ratio = f"{out_of / planned:.4f}" if planned else ""
         print(f"| {hosts} x {ranks} | {rate} | {' '.join(settings)} | {step * 1e3:.1f} | "
               f"{computation * 1e3:.1f} | {(step - computation) * 1e3:.1f} | {bound * 1e3:.1f} | "
-              f"{out_of / 1e6:.2f} | {into / 1e6:.2f} | {out_of / planned:.4f} | "
+              f"{out_of / 1e6:.2f} | {into / 1e6:.2f} | {ratio} | "
               f"{result['simulated_seconds'] * 1e3:.1f} | "
               f"{result['simulated_seconds'] / step:.3f} |", flush=True)
 
     def rows(self, configurations):
         for hosts, ranks, rate, settings in configurations:
-            self.measure(link_of(hosts, ranks, rate, settings))
+            if hosts > 1:
+                self.measure(link_of(hosts, ranks, rate, settings))
         print("\nComputation is a timed wait. Times in ms, medians of "
               f"{1 + self.a.rounds} steps; MB of a host in a step, by its interface, and of the "
               "outgoing ones the ratio to the planned payload; the bound is the larger of "
@@ -244,8 +246,6 @@ def main():
     a.model = MODEL
     if not a.hosts and (a.settings or a.ranks != 1):
         parser.error("--ranks and --set are for one row: add --hosts")
-    if a.hosts == 1:
-        parser.error("--hosts 1 has no link between hosts")
     print(runs.title())
     laboratory = Laboratory(a)
     if a.overlap:

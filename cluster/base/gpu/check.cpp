@@ -1,5 +1,7 @@
 #include "cluster/base/gpu/check.h"
 
+#include <limits>
+
 #include "cluster/base/error.h"
 
 namespace birkhoff {
@@ -25,6 +27,23 @@ void cuda_check(cudaError_t status, const char* call, std::source_location where
   if (status == cudaSuccess) return;
   fail(exit_code(status), "{} failed: {}: {} ({}:{})", call, cudaGetErrorName(status),
        cudaGetErrorString(status), where.file_name(), where.line());
+}
+
+void check_launch_fits(std::int64_t blocks, std::size_t shared_bytes, std::size_t most_shared,
+                       std::source_location where) {
+  if (blocks > std::numeric_limits<std::int32_t>::max()) {
+    fail(ExitCode::kUsage,
+         "a kernel ({}:{}) would have {} blocks of threads, more than a GPU can number; lower "
+         "train.micro_batch, or the length of sequences",
+         where.file_name(), where.line(), blocks);
+  }
+  if (shared_bytes > most_shared) {
+    fail(ExitCode::kUsage,
+         "a kernel ({}:{}) needs {} KiB of shared memory for a block of threads, and this GPU has "
+         "{}; use shorter attention blocks or narrower heads, or a GPU with more, such as an A100 "
+         "or H100",
+         where.file_name(), where.line(), (shared_bytes + 1023) / 1024, most_shared / 1024);
+  }
 }
 
 void cuda_check_launch(cudaStream_t stream, std::source_location where) {

@@ -34,7 +34,10 @@ template <typename... Parameters, typename... Arguments>
 void launch(const LaunchShape& shape, void (*kernel)(Parameters...), Arguments&&... arguments) {
   constexpr std::size_t kMostByDefault = 48 * 1024;
   if (shape.blocks == 0) return;
-  if (shape.shared_bytes > kMostByDefault) {
+  const bool asks = shape.shared_bytes > kMostByDefault;
+  check_launch_fits(shape.blocks, shape.shared_bytes, asks ? most_shared_bytes() : kMostByDefault,
+                    shape.where);
+  if (asks) {
     cuda_check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                     static_cast<int>(shape.shared_bytes)),
                "cudaFuncSetAttribute", shape.where);

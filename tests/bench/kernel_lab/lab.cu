@@ -15,6 +15,14 @@ void cuda_check(cudaError_t status, const char* call, std::source_location where
                cudaGetErrorString(status), where.file_name(), where.line());
   std::exit(2);
 }
+void check_launch_fits(std::int64_t, std::size_t shared_bytes, std::size_t most_shared,
+                       std::source_location where) {
+  if (shared_bytes <= most_shared) return;
+  std::fprintf(stderr, "%s:%u: this GPU has too little shared memory\n", where.file_name(),
+               where.line());
+  std::exit(1);
+}
+
 void cuda_check_launch(cudaStream_t, std::source_location where) {
   cuda_check(cudaGetLastError(), "kernel launch", where);
 }

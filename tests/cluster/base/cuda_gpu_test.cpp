@@ -38,6 +38,23 @@ TEST(CudaCheck, LaunchesReportTheLastError) {
   EXPECT_NO_THROW(cuda_check_launch(nullptr, std::source_location::current()));
 }
 
+TEST(CudaCheck, SmallALaunchThatDoesNotFitSaysWhatToChange) {
+  const auto why = [](std::int64_t blocks, std::size_t bytes) -> std::string {
+    try {
+      check_launch_fits(blocks, bytes, 99 << 10, std::source_location::current());
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ExitCode::kUsage);
+      return error.what();
+    }
+    return "";
+  };
+  EXPECT_EQ(why(std::int64_t{1} << 30, 99 << 10), "");
+  EXPECT_THAT(why(1, (99 << 10) + 1),
+              testing::HasSubstr("needs 100 KiB of shared memory for a block of threads, and this "
+                                 "GPU has 99; use shorter attention blocks"));
+  EXPECT_THAT(why(std::int64_t{1} << 31, 0), testing::HasSubstr("lower train.micro_batch"));
+}
+
 TEST(Device, SmallARankWithoutAGpuIsToldSo) {
   EXPECT_EQ(cuda_device(0), at::Device(at::kCUDA, 0));
   if (count_cuda_devices() == 1) {

@@ -5,14 +5,17 @@
 
 #include <chrono>
 #include <csignal>
+#include <filesystem>
 #include <nlohmann/json.hpp>
 #include <sstream>
+#include <thread>
 
 #include "tests/launcher/processes/train_process_fixture.h"
 
 namespace birkhoff {
 namespace {
 
+namespace fs = std::filesystem;
 using nlohmann::json;
 using std::chrono::seconds;
 using testing::AllOf;
@@ -35,7 +38,7 @@ class MeshProcess : public TrainProcess {
   }
 
   static Command train_on_mesh(const std::string& name, std::vector<std::string> more = {}) {
-    more.insert(more.end(), {"--ranks", "4", "--set", "mesh.tensor=2", "--set", "train.steps=110"});
+    more.insert(more.end(), {"--ranks", "4", "--set", "mesh.tensor=2", "--set", "train.steps=200"});
     return train(name, more);
   }
   // The standard output of a command that succeeds.
@@ -57,15 +60,18 @@ class MeshProcess : public TrainProcess {
 
 TEST_F(MeshProcess, LostRanksAreStartedAgain) {
   const std::string name = "lost";
-  Child child(train_on_mesh(name, {"--restarts", "2"}));
-  for (const auto& [step, victim] : {std::pair(60, 1), std::pair(80, 2)}) {
-    ASSERT_TRUE(wait_for_step(child, run(name), step)) << child.finish(seconds(1)).err;
+  Child child(train_on_mesh(name, {"--restarts", "1"}));
+  for (const auto& [saved, victim] :
+       {std::pair("step-00000050", 1), std::pair("step-00000100", 2)}) {
+    while (child.is_running() && !fs::exists(run(name) / "checkpoints" / saved)) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    }
     signal_rank(run(name), victim, SIGKILL);
   }
   const Finished finished = child.finish();
   EXPECT_EQ(finished.code, 0) << finished.err;
-  EXPECT_THAT(finished.err, AllOf(HasSubstr("ended by signal 9"),
-                                  HasSubstr("starting again from the checkpoint of step ")));
+  EXPECT_THAT(finished.err, AllOf(HasSubstr("starting again from the checkpoint of step 50"),
+                                  HasSubstr("starting again from the checkpoint of step 100")));
   expect_like_reference(name, "mesh");
 }
 
@@ -74,7 +80,7 @@ TEST_F(MeshProcess, AStoppedRankIsNamedAndTheRunGoesOn) {
   for (const int victim : {1, 2}) {
     const std::string name = "stopped" + std::to_string(victim);
     SCOPED_TRACE(name);
-    Child child(train_on_mesh(name, {"--set", "watchdog.seconds=1.5"}));
+    Child child(train_on_mesh(name, {"--set", "watchdog.seconds=3"}));
     ASSERT_TRUE(wait_for_step(child, run(name), 60));
     signal_rank(run(name), victim, SIGSTOP);
     const Finished finished = child.finish(seconds(60));
@@ -137,6 +143,46 @@ TEST_F(MeshProcess, ADividedModelGeneratesAndScores) {
       EXPECT_NEAR((*all.first)[i][key].get<double>(), (*all.second)[i][key].get<double>(), 1e-4);
     }
   }
+}
+
+// The user's own mpirun starts the ranks.
+TEST_F(MeshProcess, RanksOfALauncherShareAModel) {
+  const auto on_ranks = [](int ranks, const std::vector<std::string>& arguments) {
+    std::vector<std::string> line = {"mpirun",          "-n",        std::to_string(ranks),
+                                     "--oversubscribe", "--bind-to", "none"};
+    const std::vector<std::string> birkhoff = birkhoff_line(arguments);
+    line.insert(line.end(), birkhoff.begin(), birkhoff.end());
+    return run_child({.line = line,
+                      .environment = {{"OMPI_ALLOW_RUN_AS_ROOT", "1"},
+                                      {"OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1"}}});
+  };
+  const std::vector<std::string> sample = {"sample",   "mesh", "--prompt",      "the ",
+                                           "--tokens", "20",   "--temperature", "0"};
+  std::vector<std::string> divided = sample;
+  divided.insert(divided.end(), {"--tensor", "2"});
+  EXPECT_EQ(on_ranks(2, divided).out, out_of(sample));
+  const Finished too_many = on_ranks(3, divided);
+  EXPECT_EQ(too_many.code, 2);
+  EXPECT_THAT(too_many.err, HasSubstr("--tensor 2: the model is divided over all ranks that were "
+                                      "started, and these are 3"));
+  EXPECT_THAT(on_ranks(3, {"eval", "mesh", "--tensor", "2"}).err,
+              HasSubstr("--tensor 2: does not divide 3 ranks; start a multiple of 2"));
+}
+
+TEST_F(MeshProcess, ADividedModelPrintsBytesAsTheyAre) {
+  const Finished prepared = run_child(
+      {.line = birkhoff_line({"prepare", "--out", "bytes", "--valid", "0.2", "text.txt"})});
+  ASSERT_EQ(prepared.code, 0) << prepared.err;
+  ASSERT_EQ(
+      run_child(train("bytes_run", {"--set", "data.corpus=bytes", "--set", "train.steps=1"})).code,
+      0);
+  const std::vector<std::string> sample = {"sample", "bytes_run", "--prompt",
+                                           "a",      "--tokens",  "100"};
+  std::vector<std::string> divided = sample;
+  divided.insert(divided.end(), {"--tensor", "2"});
+  const std::string whole = out_of(sample);
+  EXPECT_TRUE(std::any_of(whole.begin(), whole.end(), [](char c) { return c > 0 && c < 9; }));
+  EXPECT_EQ(out_of(divided), whole);
 }
 
 TEST_F(MeshProcess, WhatCannotBeDividedIsRefused) {

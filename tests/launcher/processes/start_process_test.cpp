@@ -156,6 +156,10 @@ TEST_F(StartProcess, SlowAttentionIsNamed) {
   EXPECT_EQ(finished.code, 0) << finished.err;
   EXPECT_THAT(finished.err, HasSubstr(line));
   EXPECT_THAT(read_bytes("slow/log/rank-0.log"), HasSubstr(line));
+  EXPECT_THAT(birkhoff("inspect slow").out,
+              HasSubstr("attention    layer 0, heads 0 to 1 (sinkhorn): block attention"));
+  EXPECT_THAT(birkhoff("inspect fast").out,
+              HasSubstr("attention    the fastest path of cpu in all layers\n"));
 }
 
 // A shell keeps the variables of its job for longer than Slurm keeps the job.

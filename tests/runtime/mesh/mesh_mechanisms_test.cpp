@@ -14,23 +14,28 @@
 namespace birkhoff {
 namespace {
 
+bool can_be_trained(const test::MechanismCase& each, const MechanismTraits&) {
+  try {
+    check_trains(each.config, SourceLocations("test"));
+  } catch (const Error& error) {
+    if (error.code() != ExitCode::kConfig) throw;
+    return false;
+  }
+  return true;
+}
+
 class EachMechanismOnAMesh : public ::testing::TestWithParam<test::MechanismCase> {};
 INSTANTIATE_TEST_SUITE_P(TrainingOnAMesh, EachMechanismOnAMesh,
-                         ::testing::ValuesIn(test::all_cases()), test::name_of);
+                         ::testing::ValuesIn(test::cases_where(can_be_trained)), test::name_of);
 
 TEST_P(EachMechanismOnAMesh, TakesTheStepsOfOneRank) {
   const test::MechanismCase& each = GetParam();
-  try {
-    check_trains(each.config, SourceLocations("test"));
-  } catch (const Error&) {
-    return;  // training is refused
-  }
   std::vector<std::string> settings = {"data.sequence_length=16", "train.clip_norm=0.01",
                                        "model.attention=[{group {mechanism {" +
                                            test::with_noise(each.config).ShortDebugString() +
                                            "}}}]"};
   if (!each.causal) settings.emplace_back("task.classification={classes: 3}");
-  expect_steps_of_one_rank({{2, 2}, {2, 4}}, settings);
+  expect_steps_of_one_rank({{2, 2}}, settings);
   settings.insert(settings.end(), {"train.recompute=true", "train.micro_batch=1",
                                    "train.invariant.shards=4", "train.zero_stage=3"});
   expect_steps_of_one_rank({{2, 2}}, settings);

@@ -45,7 +45,7 @@ struct MeshTraining {
   TrainingStep step;
 };
 
-// Takes three steps, of which the first are clipped, and compares the sums of gradients, the
+// Takes three steps, the first of which is clipped, and compares the sums of gradients, the
 // figures and the parameters with those of one rank.
 void expect_steps_of_one_rank(const std::vector<Axes>& meshes,
                               const std::vector<std::string>& settings);
