@@ -147,7 +147,8 @@ int inspect_command(const InspectArguments& arguments, std::ostream& out, std::o
     }
     const CheckpointFolder checkpoint = checkpoint_of(arguments.path);
     const std::unique_ptr<Model> model = load_model(checkpoint, at::kCPU, ParameterValues::kAny);
-    out << describe_checkpoint(checkpoint) << describe_attention(checkpoint)
+    const std::string attention = describe_attention(checkpoint);  // before anything is printed
+    out << describe_checkpoint(checkpoint) << attention
         << describe_model(*model, tokens_per_sample(checkpoint.manifest.config()));
     return 0;
   }

@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <optional>
 #include <ostream>
 #include <ranges>
@@ -204,7 +205,8 @@ int sample_command(const SampleArguments& arguments, std::ostream& out, std::ost
     }
   };
   std::optional<int> ranks;  // to start
-  if (announced == 1) ranks = arguments.tensor;
+  const bool by_mpirun = std::getenv("OMPI_COMM_WORLD_SIZE") != nullptr;
+  if (announced == 1 && !by_mpirun) ranks = arguments.tensor;
   return run_on_ranks({.ranks = ranks,
                        .tensor = arguments.tensor,
                        .device = arguments.device,

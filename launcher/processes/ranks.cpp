@@ -90,9 +90,7 @@ int ranks_to_run_on(std::optional<int> asked) {
   }
   if (asked && std::getenv("OMPI_COMM_WORLD_SIZE") != nullptr) {
     fail(ExitCode::kUsage,
-         "{} ranks cannot be started by a process that mpirun has started: leave --ranks or mpirun "
-         "out",
-         *asked);
+         "--ranks {} in a process that mpirun has started: leave --ranks or mpirun out", *asked);
   }
   return asked.value_or(announced);
 }

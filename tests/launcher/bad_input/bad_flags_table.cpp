@@ -169,7 +169,7 @@ std::vector<BadInput> eval_and_sample() {
        .code = ExitCode::kConfig,
        .words = {"--set model.layers=2", "is 1 in the trained model", "config reference"}},
       usage("eval --text on ranks", "eval run --text text/one.txt --ranks 2",
-            {"--text text/one.txt", "leave --ranks out"}),
+            {"--text text/one.txt", "leave --ranks and --tensor out"}),
       usage("eval --ranks of no run", "eval nowhere --ranks 2", {"nowhere"}),
       usage("eval --ranks of 0", "eval run --ranks 0", {"--ranks"}),
       usage("eval --text of nothing", "eval run --text nowhere.txt",

@@ -105,6 +105,17 @@ TEST_F(ImagesProcess, SamplesAreAGridOfImages) {
   EXPECT_NE(content("four.png"), once);
 }
 
+TEST_F(ImagesProcess, ADividedModelDrawsTheSame) {
+  const std::vector<std::string> completions = {"sample",     "pixels", "--png",     "whole.png",
+                                                "--complete", "0.8",    "--samples", "2"};
+  std::vector<std::string> divided = completions;
+  divided[3] = "divided.png";
+  divided.insert(divided.end(), {"--tensor", "2"});
+  out_of(completions);
+  EXPECT_EQ(out_of(divided), "divided.png: 2 completions of 6 x 4 x 3\n");
+  EXPECT_EQ(content("divided.png"), content("whole.png"));
+}
+
 TEST_F(ImagesProcess, CompletionsBeginWithTheGivenPart) {
   EXPECT_EQ(
       out_of({"sample", "pixels", "--png", "half.png", "--complete", "0.5", "--samples", "3"}),
