@@ -19,6 +19,7 @@ at::Tensor attention_map(const Mechanism& mechanism, const AttentionInput& in) {
   probe.k_BHSD = in.k_BHSD.is_same(in.q_BHLD) ? probe.q_BHLD : wide(in.k_BHSD);
   probe.x_q_BLC = wide(in.x_q_BLC);
   probe.x_kv_BSC = wide(in.x_kv_BSC);
+  probe.first_x_BNC.reset();
   probe.noise.reset();
   probe.v_BHSD = at::zeros(in.v_BHSD.sizes(), probe.q_BHLD.options());
   const auto outputs = [&] { return mechanism.attend(probe, Path::kReference).out_BHLD; };

@@ -32,6 +32,7 @@ struct AttentionInput {
   at::Tensor k_BHSD;             // q itself if the mechanism shares queries and keys
   at::Tensor v_BHSD;             // k itself if the mechanism ties keys and values
   at::Tensor x_q_BLC, x_kv_BSC;  // the layer's inputs (after its norm), for SortNets
+  at::Tensor first_x_BNC;        // Mechanism::first_tokens() of x_q. Undefined: taken from x_q
   // int64; keys at s >= length are padding. Undefined: all S are valid.
   at::Tensor key_lengths_B;
   // int32 document ids, never decreasing along a row; a query sees only keys of its own document.
@@ -138,6 +139,11 @@ class Mechanism {
   // is the specification: plain LibTorch operations and autograd, any device and floating dtype.
   // All paths give the same results up to rounding.
   virtual AttentionOutput attend(const AttentionInput& in, Path limit) const = 0;
+
+  // If attend() reads x_q only of the first of each `block` tokens: `block`, else 0. A layer may
+  // then take them with first_of_blocks() (attention/kernels/block_pool/block_pool.h) before it
+  // projects x, whose gradient they save a pass.
+  virtual std::int64_t first_tokens() const { return 0; }
 
   virtual MechanismTraits traits() const = 0;
   // bool [L, S]: true where the query sees the key in at least one input of these lengths (one

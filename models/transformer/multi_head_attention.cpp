@@ -7,6 +7,7 @@
 #include <cmath>
 #include <utility>
 
+#include "attention/kernels/block_pool/block_pool.h"
 #include "cluster/base/error.h"
 #include "configs/loader/check.h"
 #include "configs/schema/config.pb.h"
@@ -134,7 +135,16 @@ MultiHeadAttention::MultiHeadAttention(const configs::Model& config,
 std::vector<AttentionInput> MultiHeadAttention::project(const at::Tensor& x_BTC,
                                                         const SequenceContext& context) const {
   if (source_ == KeySource::kOwnSequence) {
-    auto [heads, x] = projections_->all(x_BTC, context.tokens);
+    at::Tensor used_BTC = x_BTC;
+    std::vector<at::Tensor> first_BNC(head_groups_.size());
+    for (std::size_t g = 0; g < head_groups_.size(); ++g) {
+      const std::int64_t block = head_groups_[g].mechanism->first_tokens();
+      if (block == 0 || context.tokens.divided() || !x_BTC.requires_grad()) continue;
+      FirstTokens taken = first_of_blocks(used_BTC, block);
+      used_BTC = std::move(taken.x_BLC);
+      first_BNC[g] = std::move(taken.first_BNC);
+    }
+    auto [heads, x] = projections_->all(used_BTC, context.tokens);
     if (context.past_BMC.defined()) {
       const HeadProjections::Heads earlier =
           projections_->earlier_keys_and_values(context.past_BMC);
@@ -143,7 +153,9 @@ std::vector<AttentionInput> MultiHeadAttention::project(const at::Tensor& x_BTC,
         heads.v_BHTD[g] = at::cat({earlier.v_BHTD[g], heads.v_BHTD[g]}, 2);
       }
     }
-    return inputs_of(heads, x, x, context);
+    std::vector<AttentionInput> inputs = inputs_of(heads, x, x, context);
+    for (std::size_t g = 0; g < inputs.size(); ++g) inputs[g].first_x_BNC = first_BNC[g];
+    return inputs;
   }
   auto [heads, x] = projections_->queries(x_BTC, context.tokens);
   auto [of_memory, x_kv] =

@@ -274,13 +274,37 @@ class BlockAttentionBody : protected TileBody<Thread, kHeadDim> {
       bits |= (numbers_left_of(end - place.column) & ~numbers_left_of(begin - place.column)) << i;
     }
     if (pair.mask == nullptr) return bits;
-    BIRKHOFF_UNROLL_BY(1)
+    if (pair.mask_query_stride == 0) return bits & visible_keys<kKeysAreRows>(pair);
+    BIRKHOFF_UNROLL_BY(4)
     for (int i = 0; i < 32; ++i) {
       int query, key;
       this->template place_of_pair<kKeysAreRows>(i, query, key);
       if ((bits >> i & 1) != 0 &&
           !pair.mask[query * pair.mask_query_stride + key * pair.mask_key_stride]) {
         bits &= ~(1u << i);
+      }
+    }
+    return bits;
+  }
+  // The same for a mask that all queries share: the warp reads it once.
+  template <bool kKeysAreRows>
+  BIRKHOFF_DEVICE std::uint32_t visible_keys(const TilePair& pair) const {
+    std::uint32_t seen[2], bits = 0;  // seen: of keys 0 to 31 and 32 to 63
+    BIRKHOFF_UNROLL
+    for (int half = 0; half < 2; ++half) {
+      const int key = lane_ + 32 * half;
+      seen[half] = thread_.ballot(key < pair.num_keys && pair.mask[key * pair.mask_key_stride]);
+    }
+    if constexpr (kKeysAreRows) {
+      const std::uint32_t of_row =
+          (first_row_ < 32 ? seen[0] : seen[1]) >> (first_row_ % 32 + lane_ / 4);
+      if ((of_row & 1) != 0) bits |= 0x33333333;
+      if ((of_row >> 8 & 1) != 0) bits |= 0xcccccccc;
+    } else {
+      BIRKHOFF_UNROLL
+      for (int j = 0; j < kTileRows / 8; ++j) {
+        const std::uint32_t two = seen[j / 4] >> (j % 4 * 8 + place_in_c(lane_, 0).column) & 3;
+        bits |= (two | two << 2) << 4 * j;
       }
     }
     return bits;

@@ -250,6 +250,43 @@ struct PoolBlocks : torch::autograd::Function<PoolBlocks> {
   }
 };
 
+struct FirstOfBlocks : torch::autograd::Function<FirstOfBlocks> {
+  static variable_list forward(AutogradContext* context, const at::Tensor& x_BLC,
+                               std::int64_t block) {
+    context->set_materialize_grads(false);
+    context->saved_data["block"] = block;
+    context->saved_data["sizes"] = x_BLC.sizes();
+    context->saved_data["dtype"] = x_BLC.scalar_type();
+    return {x_BLC, x_BLC.slice(1, 0, x_BLC.size(1), block)
+                       .to(sum_type(x_BLC.scalar_type()), /*non_blocking=*/false, /*copy=*/true)};
+  }
+
+  static variable_list backward(AutogradContext* context, const variable_list& gradients) {
+    refuse_second_gradient();
+    const auto& [d_x_BLC, d_first_BNC] = std::tie(gradients[0], gradients[1]);
+    if (!d_first_BNC.defined()) return {d_x_BLC, {}};
+    const at::ScalarType dtype = context->saved_data["dtype"].toScalarType();
+    at::Tensor sum_BLC = d_x_BLC;
+    if (!sum_BLC.defined()) {
+      sum_BLC =
+          at::zeros(context->saved_data["sizes"].toIntVector(), d_first_BNC.options().dtype(dtype));
+    } else if (!is_exclusive(d_x_BLC)) {
+      sum_BLC = d_x_BLC.clone();
+    }
+    sum_BLC.slice(1, 0, sum_BLC.size(1), context->saved_data["block"].toInt())
+        .add_(d_first_BNC.to(dtype));
+    return {sum_BLC, {}};
+  }
+
+ private:
+  // Whether only the caller's list and `sum_BLC` hold the gradient. A view also holds its base.
+  static bool is_exclusive(const at::Tensor& d_x) {
+    const bool of_base = d_x.is_view() && d_x._base().use_count() == 1;
+    return d_x.use_count() <= 2 && d_x.storage().use_count() <= (of_base ? 2 : 1) &&
+           d_x.is_non_overlapping_and_dense();
+  }
+};
+
 }  // namespace
 
 PathChoice choose_path(const at::Tensor& x_BLC, Path limit) {
@@ -263,6 +300,11 @@ PathChoice choose_path(const at::Tensor& x_BLC, Path limit) {
       [&] {
         return why_not_dtype(dtype, {at::kFloat, at::kBFloat16, at::kHalf});
       }));
+}
+
+FirstTokens first_of_blocks(const at::Tensor& x_BLC, std::int64_t block) {
+  const variable_list both = FirstOfBlocks::apply(x_BLC, block);
+  return {both[0], both[1]};
 }
 
 at::Tensor pool_blocks(const at::Tensor& x_BLC, const BlockPooling& pooling) {

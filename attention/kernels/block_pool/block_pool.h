@@ -35,4 +35,12 @@ PathChoice choose_path(const at::Tensor& x_BLC, Path limit);
 // number of threads, and CPU and GPU give the same bits.
 at::Tensor pool_blocks(const at::Tensor& x_BLC, const BlockPooling& pooling);
 
+// x, and the first token of each block in fp64 for fp64 and otherwise in fp32. For callers that use
+// the returned x instead of x: its gradient becomes the one of x in place, with that of first_BNC
+// added to some rows. Autograd would fill a tensor like x with zeros, and add all of it.
+struct FirstTokens {
+  at::Tensor x_BLC, first_BNC;
+};
+FirstTokens first_of_blocks(const at::Tensor& x_BLC, std::int64_t block);
+
 }  // namespace birkhoff

@@ -90,21 +90,21 @@ GatheredRows lists_of_blocks(const BlockTopK& choice, const at::Tensor& chosen_B
   const std::int64_t B = chosen_BHLC.size(0), H = chosen_BHLC.size(1), L = chosen_BHLC.size(2),
                      all = (L + choice.block - 1) / choice.block;
   const at::TensorOptions numbers = chosen_BHLC.options().dtype(at::kInt);
-  const at::Tensor row_L = at::arange(L, numbers), block_L = at::div(row_L, choice.block, "floor");
-  const at::Tensor exists_B1L = (choice.documents.number_BL >= 0).unsqueeze(1);
-  // A query's segments: its own block, and the blocks that it chose.
-  const at::Tensor own_BHL1 =
-      block_L.masked_fill(exists_B1L.logical_not(), -1).expand({B, H, L}).unsqueeze(3);
-  const at::Tensor segment_BHP = at::cat({own_BHL1, chosen_BHLC.to(at::kInt).masked_fill(
-                                                        exists_B1L.logical_not().unsqueeze(3), -1)},
-                                         3)
-                                     .flatten(2);
-  const SortedIndices groups = counting_sort(segment_BHP, all);
-  const at::Tensor queries_BHP =
-      at::div(groups.order_BHP, segment_BHP.size(2) / L, "floor").to(at::kInt);
+  const at::Tensor row_L = at::arange(L, numbers);
+  // A query's segments: its own block, and the blocks that it chose. Padding has none.
+  const at::Tensor segment_BHLC = at::empty({B, H, L, chosen_BHLC.size(3) + 1}, numbers);
+  segment_BHLC.select(3, 0).copy_(at::div(row_L, choice.block, "floor"));
+  segment_BHLC.narrow(3, 1, chosen_BHLC.size(3)).copy_(chosen_BHLC);
+  if (choice.documents.has_padding) {
+    segment_BHLC.masked_fill_((choice.documents.number_BL < 0).unsqueeze(1).unsqueeze(3), -1);
+  }
+  const SortedIndices groups = counting_sort(segment_BHLC.flatten(2), all);
+  const at::Tensor queries_BHP = at::div(groups.order_BHP, segment_BHLC.size(3), "floor");
   // A causal query is in segments of its own and earlier blocks only.
-  const at::Tensor k_ends_G =
-      ((at::arange(all, numbers.dtype(at::kLong)) + 1) * choice.block).clamp_max(L).to(at::kInt);
+  const at::Tensor k_ends_G = at::arange(1, all + 1, numbers.dtype(at::kLong))
+                                  .mul_(choice.block)
+                                  .clamp_max_(L)
+                                  .to(at::kInt);
   GatheredRows rows{make_row_lists(queries_BHP, groups.starts_BHR.narrow(2, 1, all), L),
                     make_permuted_lists(row_L.view({1, 1, -1}), k_ends_G.view({1, 1, -1}),
                                         row_L.view({1, 1, -1}), /*whole=*/true),

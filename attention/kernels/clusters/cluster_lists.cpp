@@ -39,17 +39,15 @@ struct ListedSlots {
   }
 };
 
-// bool [B, H, L]: rows that have slots, each of which is the first of its segment.
+// bool [B, H, L]: rows each of whose slots is the first of its segment, also of rows without one.
 at::Tensor are_always_first(const RowLists& lists) {
-  const at::Tensor starts_BHG = at::constant_pad_nd(lists.ends_BHG.to(at::kLong), {1, -1});
-  const std::int64_t P = lists.rows_BHP.size(2), R = lists.num_rows;
-  const ListedSlots slots(lists);
-  const at::Tensor rank_BHP =
-      at::arange(P, starts_BHG.options()) - starts_BHG.gather(2, slots.segment_BHP);
-  const at::Tensor most_BHR =
-      at::full({starts_BHG.size(0), starts_BHG.size(1), R + 1}, -1, starts_BHG.options())
-          .scatter_reduce(2, slots.row_BHP, rank_BHP, "amax");
-  return most_BHR.narrow(2, 0, R) == 0;
+  const at::Tensor starts_BHG = at::constant_pad_nd(lists.ends_BHG, {1, -1});
+  const at::Tensor first_row_BHG =
+      lists.rows_BHP.gather(2, starts_BHG.clamp_max(lists.rows_BHP.size(2) - 1).to(at::kLong))
+          .masked_fill_(starts_BHG == lists.ends_BHG, lists.num_rows);  // of no slot
+  const at::Tensor firsts_BHL =
+      count_numbers(first_row_BHG, lists.num_rows + 1).narrow(2, 0, lists.num_rows);
+  return firsts_BHL == lists.starts_BHR.diff();
 }
 
 // [B, H, K, L], 1 where the row is in the cluster in its document, else 0.

@@ -146,7 +146,7 @@ __global__ void __launch_bounds__(kThreads, 2) forward_kernel(const GatheredPara
   sums.set(0);
   q.load<T>(p.q, head, queries, tile.first, tile.end, D);
   float m = -INFINITY, l = 0, o[kColumns / kTeam] = {};
-  for (int g = queries.segment_of(tile.first, p.segments);
+  for (int g = first_segment(queries, tile, p.segments);
        g < p.segments && queries.first_of(g) < tile.end; ++g) {
     if (queries.first_of(g) == queries.ends[g]) continue;  // no query of the tile
     const bool is_member = tile.slot >= queries.first_of(g) && tile.slot < queries.ends[g];
@@ -251,7 +251,7 @@ __global__ void __launch_bounds__(kThreads, backward_blocks(kColumns))
   const DistanceSums sums_of_ds(p, p.distances.d_s, place, tile.member),
       sums_of_p(p, p.distances.p, place, tile.member);
   float d_q[kColumns / kTeam] = {};
-  for (int g = queries.segment_of(tile.first, p.segments);
+  for (int g = first_segment(queries, tile, p.segments);
        g < p.segments && queries.first_of(g) < tile.end; ++g) {
     if (queries.first_of(g) == queries.ends[g]) continue;  // no query of the tile
     const bool is_member = tile.slot >= queries.first_of(g) && tile.slot < queries.ends[g];
@@ -311,8 +311,8 @@ __global__ void __launch_bounds__(kThreads, backward_blocks(kColumns))
   v.load<T>(p.v, of_keys, keys, tile.first, tile.end, D);
   const SampleNoise noise(p.dropout, of_keys.b);
   float d_k[kColumns / kTeam] = {}, d_v[kColumns / kTeam] = {};
-  for (int g = keys.segment_of(tile.first, p.segments);
-       g < p.segments && keys.first_of(g) < tile.end; ++g) {
+  for (int g = first_segment(keys, tile, p.segments); g < p.segments && keys.first_of(g) < tile.end;
+       ++g) {
     if (keys.first_of(g) == keys.ends[g]) continue;  // no key of the tile
     const bool is_member = tile.slot >= keys.first_of(g) && tile.slot < keys.ends[g];
     for (int of_group = 0; of_group < group; ++of_group) {

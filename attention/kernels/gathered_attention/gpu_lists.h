@@ -38,18 +38,17 @@ struct GpuHeadLists {
   }
   BIRKHOFF_DEVICE int first_of(int segment) const { return segment == 0 ? 0 : ends[segment - 1]; }
   BIRKHOFF_DEVICE int row(int slot) const { return row_of[slot]; }
-  // The segment of a used slot: the first that ends after it.
-  BIRKHOFF_DEVICE int segment_of(int slot, int segments) const {
-    int first = 0;
-    for (int last = segments - 1; first < last;) {
-      const int middle = (first + last) / 2;
-      if (ends[middle] > slot) {
-        last = middle;
-      } else {
-        first = middle + 1;
-      }
+  // The segment of a used slot: the first that ends after it. A warp searches: all lanes call it,
+  // with ballot(x), whose bit i is lane i's x. 1,024 segments take two dependent loads.
+  template <typename Ballot>
+  BIRKHOFF_DEVICE int segment_of(int slot, int segments, int lane, Ballot ballot) const {
+    int first = 0;  // no segment before it ends after the slot
+    for (int step = 1, count = segments;; count = step) {
+      step = (count + 31) / 32;
+      const int last = first + (lane + 1) * step - 1;  // of the lane's part
+      first += step * num_bits(ballot(last < segments && ends[last] <= slot));
+      if (step == 1) return first;
     }
-    return first;
   }
   // p of DistanceBand.
   BIRKHOFF_DEVICE std::int64_t p_of(bool by_rank, int segment, int slot) const {

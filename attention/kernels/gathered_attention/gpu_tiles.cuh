@@ -102,6 +102,12 @@ struct Tile {
   }
 };
 
+// The segment of the tile's first slot. All lanes of a warp call it.
+__device__ inline int first_segment(const GpuHeadLists& lists, const Tile& tile, int segments) {
+  return lists.segment_of(tile.first, segments, lane_number(),
+                          [](bool x) { return __ballot_sync(kWholeWarp, x); });
+}
+
 // The block's shared memory.
 struct Memory {
   int pitch;

@@ -131,7 +131,12 @@ at::Tensor SinkhornAttention::keep(const at::Tensor& weights_BHUN, const at::Ten
   return weights_BHUN.masked_fill(cut_BHUN, 0);
 }
 
+std::int64_t SinkhornAttention::first_tokens() const {
+  return sort_net_ && config_.pooling() == Config::first ? config_.block() : 0;
+}
+
 BalancedWeights SinkhornAttention::block_weights(const Blocks& blocks, const at::Tensor& x_q_BLC,
+                                                 const at::Tensor& first_BNC,
                                                  const at::Tensor& x_kv_BLC,
                                                  const at::Tensor& open_BNN,
                                                  const std::optional<NoiseKey>& noise,
@@ -139,7 +144,8 @@ BalancedWeights SinkhornAttention::block_weights(const Blocks& blocks, const at:
   const std::int64_t N = blocks.num_blocks();
   at::Tensor scores_BHNN;
   if (sort_net_) {
-    const at::Tensor psi_BNC = pool_destinations(config_, shape_.causal, blocks, x_q_BLC, limit);
+    const at::Tensor psi_BNC =
+        pool_destinations(config_, shape_.causal, blocks, x_q_BLC, first_BNC, limit);
     const at::Tensor source_BNC =
         sort_net_->reads_sources() ? pool_sources(blocks, x_kv_BLC, limit) : at::Tensor();
     scores_BHNN = sort_net_->scores(psi_BNC, source_BNC, noise);
@@ -153,8 +159,8 @@ std::vector<Choice> SinkhornAttention::choices(const AttentionInput& in) const {
   const at::NoGradGuard no_gradients;
   const Blocks blocks = token_blocks(in, config_.block(), shape_.causal);
   const at::Tensor weights_BHNN =
-      block_weights(blocks, in.x_q_BLC, in.x_kv_BSC, open_pairs(blocks), /*noise=*/{},
-                    in.k_BHSD.scalar_type(), Path::kReference)
+      block_weights(blocks, in.x_q_BLC, in.first_x_BNC, in.x_kv_BSC, open_pairs(blocks),
+                    /*noise=*/{}, in.k_BHSD.scalar_type(), Path::kReference)
           .p;
   return {{.name = "sort matrix",
            .matrix_BHRC = keep(weights_BHNN, largest_sources(weights_BHNN)),
@@ -165,8 +171,9 @@ AttentionOutput SinkhornAttention::attend(const AttentionInput& in, Path limit) 
   const Blocks blocks = token_blocks(in, config_.block(), shape_.causal);
   const std::int64_t N = blocks.num_blocks();
   const at::Tensor open_BNN = open_pairs(blocks);
-  const BalancedWeights balanced = block_weights(blocks, in.x_q_BLC, in.x_kv_BSC, open_BNN,
-                                                 in.noise, in.k_BHSD.scalar_type(), limit);
+  const BalancedWeights balanced =
+      block_weights(blocks, in.x_q_BLC, in.first_x_BNC, in.x_kv_BSC, open_BNN, in.noise,
+                    in.k_BHSD.scalar_type(), limit);
   const at::Tensor& all_weights_BHNN = balanced.p;
   const at::Tensor sources_BHNm = largest_sources(all_weights_BHNN);
   const at::Tensor weights_BHNN = keep(all_weights_BHNN, sources_BHNm);

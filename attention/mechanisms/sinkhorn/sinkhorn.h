@@ -41,6 +41,7 @@ class SinkhornAttention : public Mechanism {
                     const std::string& prefix, Parameters& parameters, const LogitTerms& terms);
 
   AttentionOutput attend(const AttentionInput& in, Path limit) const override;
+  std::int64_t first_tokens() const override;
   MechanismTraits traits() const override;
   at::Tensor visible_keys(std::int64_t num_queries, std::int64_t num_keys) const override;
   std::vector<Choice> choices(const AttentionInput& in) const override;
@@ -49,12 +50,13 @@ class SinkhornAttention : public Mechanism {
   at::Tensor decode_step(DecodeState& state, const AttentionInput& in) const override;
 
  protected:
-  // The block weights [B, H, N, N] before top_m. Destinations are pooled from x_q, sources from
-  // x_kv. open_BNN is open_pairs(blocks). `dtype`: of the keys that they mix.
+  // The block weights [B, H, N, N] before top_m. Destinations are pooled from x_q (first_BNC as in
+  // AttentionInput), sources from x_kv. open_BNN is open_pairs(blocks). `dtype`: of the keys that
+  // they mix.
   BalancedWeights block_weights(const Blocks& blocks, const at::Tensor& x_q_BLC,
-                                const at::Tensor& x_kv_BLC, const at::Tensor& open_BNN,
-                                const std::optional<NoiseKey>& noise, at::ScalarType dtype,
-                                Path limit) const;
+                                const at::Tensor& first_BNC, const at::Tensor& x_kv_BLC,
+                                const at::Tensor& open_BNN, const std::optional<NoiseKey>& noise,
+                                at::ScalarType dtype, Path limit) const;
   // Whether the weights of the blocks that are mixed into one sum to 1.
   bool rows_sum_to_1() const;
   // Twice the multiply-adds of the block weights of N blocks.

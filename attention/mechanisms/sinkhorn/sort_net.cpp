@@ -87,9 +87,8 @@ BlockPooling tokens_to_first(const Blocks& blocks, bool mean, at::ScalarType dty
 
 // ---- The same in LibTorch operations. x of padding is never used, not even as 0 * NaN.
 
-// x of each block's first token, 0 if that is padding.
-at::Tensor first_tokens(const Blocks& blocks, const at::Tensor& x_BNbC) {
-  const at::Tensor first_BNC = x_BNbC.select(2, 0);
+// Features of each block's first token, 0 if that is padding.
+at::Tensor without_padding(const Blocks& blocks, const at::Tensor& first_BNC) {
   if (!blocks.valid_BNb().defined()) return first_BNC;
   return first_BNC.masked_fill(blocks.valid_BNb().select(2, 0).logical_not().unsqueeze(2), 0);
 }
@@ -104,7 +103,7 @@ at::Tensor pool_by_operations(const Blocks& blocks, const at::Tensor& x_BLC,
   at::Tensor sums_BNC = masked_BNbC.sum(2);
   if (pooling.cumulative) {
     const at::Tensor weights_BNN = earlier_blocks(blocks).to(sums_BNC.scalar_type());
-    sums_BNC = at::matmul(weights_BNN, sums_BNC) + first_tokens(blocks, x_BNbC);
+    sums_BNC = at::matmul(weights_BNN, sums_BNC) + without_padding(blocks, x_BNbC.select(2, 0));
   }
   return pooling.divisor_BN1.defined() ? sums_BNC / pooling.divisor_BN1 : sums_BNC;
 }
@@ -132,9 +131,10 @@ at::Tensor per_head(const at::Tensor& x_BNC, const at::Tensor& weight_HCK,
 }  // namespace
 
 at::Tensor pool_destinations(const Config& config, bool causal, const Blocks& blocks,
-                             const at::Tensor& x_BLC, Path limit) {
+                             const at::Tensor& x_BLC, const at::Tensor& first_BNC, Path limit) {
   if (config.pooling() == Config::first) {
-    return widened(first_tokens(blocks, blocks.to_blocks(x_BLC, 1)));
+    return without_padding(
+        blocks, first_BNC.defined() ? first_BNC : widened(blocks.to_blocks(x_BLC, 1).select(2, 0)));
   }
   const bool mean = config.pooling() != Config::sum;
   if (causal || config.pooling() == Config::cumulative_mean) {

@@ -22,8 +22,10 @@ namespace birkhoff {
 // only tokens of the document of its block's first token. Causal features read positions up to and
 // including that first token (the paper's eq. 5, with its limit i b + 1 corrected to i b).
 // Path::kFused sums in one pass (block_pool.h) where that fits, otherwise in LibTorch operations.
+// first_BNC: of first_of_blocks(), for `pooling: first`; may be undefined.
 at::Tensor pool_destinations(const configs::SinkhornAttention& config, bool causal,
-                             const Blocks& blocks, const at::Tensor& x_BLC, Path limit);
+                             const Blocks& blocks, const at::Tensor& x_BLC,
+                             const at::Tensor& first_BNC, Path limit);
 
 // Returns source features [B, N, C]: the mean over each block's valid tokens.
 at::Tensor pool_sources(const Blocks& blocks, const at::Tensor& x_BLC, Path limit);

@@ -43,9 +43,10 @@ class SortCutAttention final : public SinkhornAttention {
                         {.key_lengths_B = in.key_lengths_B, .segments_BL = in.segments_kv_BS},
                         config_.block(), /*causal=*/false);
     const at::Tensor open_BNN = open_pairs(blocks);
-    const at::Tensor weights_BHNN = block_weights(blocks, in.x_kv_BSC, in.x_kv_BSC, open_BNN,
-                                                  in.noise, in.k_BHSD.scalar_type(), limit)
-                                        .p;
+    const at::Tensor weights_BHNN =
+        block_weights(blocks, in.x_kv_BSC, in.first_x_BNC, in.x_kv_BSC, open_BNN, in.noise,
+                      in.k_BHSD.scalar_type(), limit)
+            .p;
     BlockAttention attention = shared_blocks_attention(
         blocks,
         {.weights_BHnN = weights_BHNN.narrow(2, 0, std::min(shared_, blocks.num_blocks())),

@@ -46,6 +46,10 @@ class GpuThread {
                    "l"(__cvta_generic_to_global(from)), "r"(size));
     }
   }
+  // Starts to load the line of global memory around `from` into the L1 cache.
+  __device__ __forceinline__ void prefetch(const void* from) const {
+    asm volatile("prefetch.global.L1 [%0];" ::"l"(__cvta_generic_to_global(from)));
+  }
   __device__ __forceinline__ void commit() const {
     asm volatile("cp.async.commit_group;" ::: "memory");
   }

@@ -464,7 +464,7 @@ TEST(SortNet, PoolingDoesNotReadPadding) {
       for (const auto pooling : {SinkhornAttention::sum, SinkhornAttention::mean,
                                  SinkhornAttention::cumulative_mean, SinkhornAttention::first}) {
         config.set_pooling(pooling);
-        features.push_back(pool_destinations(config, causal, blocks, x_BLC, path));
+        features.push_back(pool_destinations(config, causal, blocks, x_BLC, {}, path));
       }
       // The third block has one token: on its own, or after eight others if sums are cumulative.
       EXPECT_LE(max_difference(features[0][0][2], x_BLC[0][8]), 1e-15);

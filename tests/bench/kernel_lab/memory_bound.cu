@@ -1,9 +1,11 @@
-// Kernels of a training step that are bound by memory: cross entropy, residual norms, sums of
-// squares, AdamW. Sizes as in configs/lmx_base_dense.txtpb with 65,536 tokens, the logits with a
-// quarter of them.
+// Kernels of a training step that are bound by memory: cross entropy, residual norms, activations,
+// pooling of blocks, sums of squares, AdamW. Sizes as in configs/lmx_base_dense.txtpb with 65,536
+// tokens, the logits with a quarter of them.
 #include <cmath>
 
+#include "attention/kernels/block_pool/gpu_params.h"
 #include "models/losses/gpu_cross_entropy_params.h"
+#include "models/transformer/activation/gpu_activation_params.h"
 #include "models/transformer/gpu_residual_norm_params.h"
 #include "runtime/gradients/gpu_chunk_sums_params.h"
 #include "runtime/optimizers/gpu_fused_update_params.h"
@@ -155,6 +157,136 @@ void residual_norm(Lab& lab, std::int64_t rows, std::int64_t channels) {
   if (lab.wants(backwards.kernel, shape)) lab.run(backwards);
 }
 
+// y, and d_x.
+template <typename T>
+void solve_activation(const ActivationParams& p, const Array<T>& y, const Array<T>& d_x) {
+  T *to_y = y.get(), *to_d_x = d_x.get();
+  const int columns = p.columns();
+  for_each(p.rows * p.width, [=] __device__(std::int64_t i) {
+    const std::int64_t row = i / p.width, f = i % p.width, at = row * columns + f;
+    const auto* x = static_cast<const Element*>(p.x);
+    const double a = to_float(x[at]) + p.bias[f], below = 0.5 * erfc(-a * 0.70710678118654752),
+                 slope = below + a * 0.3989422804014327 * exp(-0.5 * a * a),
+                 d = to_float(static_cast<const Element*>(p.d_y)[i]);
+    const bool gated = p.kind == ActivationKind::kGeglu;
+    const double gate = gated ? to_float(x[at + p.width]) + p.bias[p.width + f] : 1.0;
+    to_y[i] = from_float<T>(static_cast<float>(a * below * gate));
+    to_d_x[at] = from_float<T>(static_cast<float>(d * slope * gate));
+    if (gated) to_d_x[at + p.width] = from_float<T>(static_cast<float>(d * a * below));
+  });
+}
+
+void activation(Lab& lab, ActivationKind kind, const char* name, std::int64_t rows, int width) {
+  const std::string shape = std::to_string(rows) + " x " + std::to_string(width),
+                    forward = std::string(name) + " forward",
+                    backward = std::string(name) + " backward";
+  if (!lab.wants(forward, shape) && !lab.wants(backward, shape)) return;
+  const int columns = ActivationParams::num_halves(kind) * width;
+  const std::int64_t size = rows * width, wide = rows * columns;
+  const Half x = Half(wide).fill_random(1), d_y = Half(size).fill_random(2), y(size), d_x(wide),
+             rounded_y(size), rounded_d_x(wide);
+  const Float bias = Float(columns).fill_random(3), exact_y(size), exact_d_x(wide);
+  ActivationParams params{.kind = kind,
+                          .dtype = KernelDtype::kBFloat16,
+                          .rows = rows,
+                          .width = width,
+                          .x = x.get(),
+                          .bias = bias.get(),
+                          .y = y.get(),
+                          .d_y = d_y.get(),
+                          .d_x = d_x.get(),
+                          .partials = nullptr};
+  const Float partials(params.parts() * columns);
+  params.partials = partials.get();
+  solve_activation(params, exact_y, exact_d_x);
+  solve_activation(params, rounded_y, rounded_d_x);
+  Case forwards{forward, shape, 2.0 * static_cast<double>(size + wide), 0, 2 * (size + wide)};
+  forwards.launch = [=](int, cudaStream_t stream) {
+    (void)bias;
+    launch_activation(params, stream);
+  };
+  forwards.outputs = {output("y", y, exact_y, rounded_y)};
+  if (lab.wants(forward, shape)) lab.run(forwards);
+  Case backwards{backward, shape, 2.0 * static_cast<double>(size + 2 * wide), 0,
+                 2 * (size + 2 * wide)};
+  backwards.launch = [=](int, cudaStream_t stream) {
+    (void)bias, (void)partials;
+    launch_activation_backward(params, stream);
+  };
+  backwards.outputs = {output("d_x", d_x, exact_d_x, rounded_d_x)};
+  if (lab.wants(backward, shape)) lab.run(backwards);
+}
+
+// Means of all tokens up to each block's first.
+void block_pool(Lab& lab, std::int64_t batch, std::int64_t tokens, std::int64_t channels) {
+  constexpr std::int64_t kBlock = 64;
+  const std::string shape = std::to_string(batch * tokens) + " x " + std::to_string(channels);
+  if (!lab.wants("block pooling forward", shape) && !lab.wants("block pooling backward", shape)) {
+    return;
+  }
+  const std::int64_t size = batch * tokens * channels, blocks = tokens / kBlock,
+                     features = batch * blocks * channels;
+  const Half x = Half(size).fill_random(1), d_x(size), rounded(size);
+  const Float divisor(batch * blocks), d_psi = Float(features).fill_random(2), psi(features),
+                                       later(features), exact(features), exact_d_x(size);
+  float* to_divisor = divisor.get();
+  for_each(divisor.size(), [=] __device__(std::int64_t i) {
+    to_divisor[i] = static_cast<float>(i % blocks * kBlock + 1);
+  });
+  const BlockPoolParams params{.dtype = KernelDtype::kBFloat16,
+                               .vectors = true,
+                               .cumulative = true,
+                               .batch = batch,
+                               .tokens = tokens,
+                               .channels = channels,
+                               .blocks = blocks,
+                               .block = kBlock,
+                               .mask = nullptr,
+                               .divisor = divisor.get(),
+                               .links = nullptr,
+                               .x = x.get(),
+                               .x_strides = {tokens * channels, channels},
+                               .psi = psi.get(),
+                               .d_psi = d_psi.get(),
+                               .later = later.get(),
+                               .d_x = d_x.get()};
+  const Element* from = x.get();
+  float *to = exact.get(), *to_d_x = exact_d_x.get();
+  Element* to_rounded = rounded.get();
+  for_each(batch * channels, [=] __device__(std::int64_t i) {
+    const std::int64_t b = i / channels, c = i % channels;
+    double sum = 0;
+    for (std::int64_t t = 0; t < tokens; ++t) {
+      sum += to_float(from[(b * tokens + t) * channels + c]);
+      if (t % kBlock == 0) to[(b * blocks + t / kBlock) * channels + c] = sum / (t + 1);
+    }
+    double gradient = 0;
+    for (std::int64_t t = tokens - 1; t >= 0; --t) {
+      const std::int64_t at = (b * tokens + t) * channels + c;
+      if (t % kBlock == 0) {
+        gradient += params.d_psi[(b * blocks + t / kBlock) * channels + c] / (t + 1.0);
+      }
+      to_d_x[at] = static_cast<float>(gradient);
+      to_rounded[at] = from_float<Element>(to_d_x[at]);
+    }
+  });
+  Case forwards{"block pooling forward", shape, 2.0 * static_cast<double>(size), 0, 2 * size};
+  forwards.launch = [=](int, cudaStream_t stream) {
+    (void)divisor;
+    launch_block_pool(params, stream);
+  };
+  forwards.outputs = {output("psi", psi, exact, exact)};
+  forwards.outputs[0].epsilon = 0x1p-18f;  // a sum of thousands of tokens
+  if (lab.wants(forwards.kernel, shape)) lab.run(forwards);
+  Case backwards{"block pooling backward", shape, 2.0 * static_cast<double>(size), 0, 2 * size};
+  backwards.launch = [=](int, cudaStream_t stream) {
+    (void)divisor, (void)later;
+    launch_block_pool_backward(params, stream);
+  };
+  backwards.outputs = {output("d_x", d_x, exact_d_x, rounded)};
+  if (lab.wants(backwards.kernel, shape)) lab.run(backwards);
+}
+
 void chunk_sums(Lab& lab, std::int64_t size) {
   const std::string shape = std::to_string(size) + " elements";
   if (!lab.wants("sums of squares", shape)) return;
@@ -209,6 +341,9 @@ void adamw(Lab& lab, std::int64_t size) {
 void cases(Lab& lab) {
   cross_entropy(lab, 16384, 32000);
   residual_norm(lab, 65536, 512);
+  activation(lab, ActivationKind::kGelu, "GELU", 65536, 2048);
+  activation(lab, ActivationKind::kGeglu, "GEGLU", 65536, 2048);
+  block_pool(lab, 64, 1024, 512);
   chunk_sums(lab, 52 << 20);
   adamw(lab, 52 << 20);
 }

@@ -129,6 +129,7 @@ class EmulatedThread {
     block_->copy_async(index_, to, from, kBytes, exists);
   }
   void commit() const { block_->commit(index_); }
+  void prefetch(const void*) const {}
   template <int kGroups>
   void wait() const {
     block_->wait(index_, kGroups);

@@ -64,7 +64,9 @@ class MetTiles {
         own_end_(first + kTileRows < own.used ? first + kTileRows : own.used),
         group_(group),
         head_(group - 1),
-        segment_(own.segment_of(first, p.segments) - 1) {}
+        segment_(own.segment_of(first, p.segments, lane(), [&](bool x) {
+          return thread.ballot(x);
+        }) - 1) {}
 
   // Moves to the next tile; the first call moves to the first tile. Returns false if there is none.
   BIRKHOFF_DEVICE bool next() {
@@ -78,6 +80,8 @@ class MetTiles {
       BIRKHOFF_UNROLL
       for (int i = 0; i < 2; ++i) {
         ranges_[i] = range_of<!kOwnsQueries>(p_, other_, segment_, first_ + lane() + 32 * i);
+        const int later = first_ + kTileRows + lane() + 32 * i;
+        if (later < end_) thread_.prefetch(other_.row_of + later);
       }
       if (thread_.any(hull_.meets(ranges_[0]) || hull_.meets(ranges_[1]))) return true;
     }

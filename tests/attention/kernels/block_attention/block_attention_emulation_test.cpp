@@ -198,6 +198,19 @@ TEST(BlockAttentionEmulation, BlocksOfTwoTilesWithAllTerms) {
                   47));
 }
 
+// As of padding: all queries have the same.
+TEST(BlockAttentionEmulation, MasksOfKeys) {
+  const KeyChoice keys{.mask = KeyChoice::kKeys};
+  for (const std::int64_t block : {24, 64, 100, 128}) {
+    check(make_block_problem({.batch = 2, .blocks = 2, .block = block}, {kSorted, keys},
+                             at::kBFloat16, 1, 0, 50));
+  }
+  // Gradients of keys have a kernel of their own.
+  check(make_block_problem({.batch = 2, .blocks = 3, .block = 64},
+                           {{.first_offset = -1, .causal = true, .mask = KeyChoice::kKeys}},
+                           at::kHalf, 1, 0.2f, 51));
+}
+
 TEST(BlockAttentionEmulation, Dropout) {
   check(make_block_problem({.batch = 2, .blocks = 2, .block = 16}, {kSorted, kOwn}, at::kBFloat16,
                            1, 0.3f, 8));

@@ -78,6 +78,7 @@ BlockProblem make_block_problem(const BlockShape& shape, const std::vector<KeyCh
       at::Tensor mask;
       if (choice.mask == KeyChoice::kPairs) mask = draw({B, 1, N, b, b});
       if (choice.mask == KeyChoice::kQueries) mask = draw({1, H, N, b, 1});
+      if (choice.mask == KeyChoice::kKeys) mask = draw({B, 1, N, 1, b});
       if (choice.mask == KeyChoice::kBlocks)
         mask = draw({B, 1, N, 1, 1}).expand({-1, -1, -1, b, b});
       if (choice.mask == KeyChoice::kNear) {
@@ -158,7 +159,7 @@ BlockProblem random_block_problem(int seed, at::ScalarType dtype, std::int64_t m
     choice.first_offset = static_cast<int>(draw({0, 0, -1, -2}));
     choice.last_offset = std::max(choice.first_offset, static_cast<int>(draw({0, 0, 1, -1})));
     choice.causal = random() % 2;
-    choice.mask = static_cast<KeyChoice::Mask>(random() % 4);
+    choice.mask = static_cast<KeyChoice::Mask>(random() % 5);
     choice.bias = choice.first_offset == 0 && choice.last_offset == 0 && random() % 2;
   }
   BlockProblem problem =

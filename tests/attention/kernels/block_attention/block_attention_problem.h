@@ -22,7 +22,7 @@ struct KeyChoice {
   int first_offset = 0, last_offset = 0;
   bool causal = false;
   // kQueries: many see no key. kNear: a sliding window of one and a half blocks.
-  enum Mask { kNone, kPairs, kQueries, kBlocks, kNear } mask = kNone;
+  enum Mask { kNone, kPairs, kQueries, kBlocks, kKeys, kNear } mask = kNone;
   bool bias = false;
 };
 

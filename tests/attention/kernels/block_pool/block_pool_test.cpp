@@ -41,7 +41,7 @@ std::vector<at::Tensor> features(const AttentionInput& in, std::int64_t block, b
   for (const auto pooling :
        {SinkhornAttention::sum, SinkhornAttention::mean, SinkhornAttention::cumulative_mean}) {
     config.set_pooling(pooling);
-    result.push_back(pool_destinations(config, causal, blocks, x_BLC, path));
+    result.push_back(pool_destinations(config, causal, blocks, x_BLC, {}, path));
   }
   return result;
 }
@@ -59,6 +59,50 @@ void for_each_case(const Check& check) {
       }
     }
   }
+}
+
+// Gradients of x from its first tokens. With `other` also from x + other: the gradients of these
+// terms share memory.
+std::vector<at::Tensor> gradients_of_first(const at::Tensor& x_BLC, const at::Tensor& other_BLC,
+                                           std::int64_t block, bool fused) {
+  const at::Tensor x = x_BLC.detach().requires_grad_(true);
+  const FirstTokens taken =
+      fused ? first_of_blocks(x, block) : FirstTokens{x, x.slice(1, 0, x.size(1), block)};
+  EXPECT_TRUE(at::equal(taken.x_BLC, x));
+  EXPECT_TRUE(at::equal(taken.first_BNC, x.slice(1, 0, x.size(1), block)));
+  at::Tensor loss =
+      (taken.first_BNC * random_tensor(taken.first_BNC.sizes(), at::kDouble, 5)).sum();
+  if (!other_BLC.defined()) return gradients(loss, {x});
+  const at::Tensor other = other_BLC.detach().requires_grad_(true);
+  return gradients(loss + ((taken.x_BLC + other) * random_tensor(x.sizes(), at::kDouble, 6)).sum(),
+                   {x, other});
+}
+
+TEST(BlockPool, GradientsOfFirstTokensAreAddedToOthers) {
+  for (const auto& [L, b, C] : kPoolSizes) {
+    const at::Tensor x_BLC = random_tensor({2, L, C}, at::kDouble, 1);
+    for (const at::Tensor& other_BLC : {at::Tensor(), random_tensor({2, L, C}, at::kDouble, 2)}) {
+      const auto taken = gradients_of_first(x_BLC, other_BLC, b, true),
+                 expected = gradients_of_first(x_BLC, other_BLC, b, false);
+      for (std::size_t i = 0; i < taken.size(); ++i) {
+        EXPECT_TRUE(at::equal(taken[i], expected[i])) << "L " << L << " gradient " << i;
+      }
+    }
+  }
+}
+
+TEST(BlockPool, GradientsOfFirstTokensAreAddedInPlace) {
+  const at::Tensor leaf_BLC = random_tensor({2, 16, 3}, at::kFloat, 1).requires_grad_(true),
+                   x_BLC = leaf_BLC * 2;
+  const FirstTokens taken = first_of_blocks(x_BLC, 4);
+  std::vector<const void*> at;
+  const auto record = [&](const at::Tensor& d_x) { at.push_back(d_x.const_data_ptr()); };
+  x_BLC.register_hook(record);
+  taken.x_BLC.register_hook(record);
+  const at::Tensor y_BLC = at::matmul(taken.x_BLC, random_tensor({3, 5}, at::kFloat, 2));
+  gradients(y_BLC.square().sum() + taken.first_BNC.square().sum(), {leaf_BLC});
+  ASSERT_EQ(at.size(), 2u);
+  EXPECT_EQ(at[0], at[1]);
 }
 
 TEST(BlockPool, EqualsLibTorchsOperationsAndSoDoGradients) {

@@ -125,9 +125,23 @@ GatheredProblem band_problem(std::int64_t num_tokens, std::int64_t width) {
   return problem;
 }
 
+// More segments than one load of a warp's lanes finds; most are empty.
+GatheredProblem many_segments_problem() {
+  constexpr std::int64_t kTokens = 150, kSegments = 1'100;
+  GatheredProblem problem = window_problem(1, 1, kTokens, 1);
+  const at::Tensor ends_G =
+      at::div(at::arange(1, kSegments + 1, at::kInt) * kTokens, kSegments, "floor").to(at::kInt);
+  const at::Tensor sparse_G = at::div(ends_G, 7, "floor") * 7;
+  sparse_G[kSegments - 1] = kTokens;
+  const RowLists lists = make_row_lists(at::arange(kTokens, at::kInt).view({1, 1, -1}),
+                                        sparse_G.view({1, 1, -1}), kTokens);
+  problem.attention.rows = {lists, lists, {}};
+  return problem;
+}
+
 TEST(GatheredTiles, BandsAndDenseAttentionAreAsExactAsTheReference) {
-  for (const GatheredProblem& problem :
-       {band_problem(300, 20), dense_problem(150), distances_problem(90, 70)}) {
+  for (const GatheredProblem& problem : {band_problem(300, 20), dense_problem(150),
+                                         distances_problem(90, 70), many_segments_problem()}) {
     const auto exact = solve(problem.to(at::kDouble), Path::kReference);
     for (const at::ScalarType dtype : {at::kBFloat16, at::kHalf}) {
       const auto reference = solve(problem.to(dtype), Path::kReference),
