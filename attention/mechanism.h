@@ -32,7 +32,9 @@ struct AttentionInput {
   at::Tensor k_BHSD;             // q itself if the mechanism shares queries and keys
   at::Tensor v_BHSD;             // k itself if the mechanism ties keys and values
   at::Tensor x_q_BLC, x_kv_BSC;  // the layer's inputs (after its norm), for SortNets
-  at::Tensor first_x_BNC;        // Mechanism::first_tokens() of x_q. Undefined: taken from x_q
+  // The first tokens of x_q that Mechanism::first_tokens() asks for, where x_q is x_kv. Undefined:
+  // they are taken from x_q.
+  at::Tensor first_x_BNC;
   // int64; keys at s >= length are padding. Undefined: all S are valid.
   at::Tensor key_lengths_B;
   // int32 document ids, never decreasing along a row; a query sees only keys of its own document.
@@ -140,9 +142,9 @@ class Mechanism {
   // All paths give the same results up to rounding.
   virtual AttentionOutput attend(const AttentionInput& in, Path limit) const = 0;
 
-  // If attend() reads x_q only of the first of each `block` tokens: `block`, else 0. A layer may
-  // then take them with first_of_blocks() (attention/kernels/block_pool/block_pool.h) before it
-  // projects x, whose gradient they save a pass.
+  // If attend() reads x_q only for the first of each `block` tokens: `block`, else 0. A layer may
+  // then take these with first_of_blocks() (attention/kernels/block_pool/block_pool.h) before it
+  // projects x: so their gradient costs no pass over x's.
   virtual std::int64_t first_tokens() const { return 0; }
 
   virtual MechanismTraits traits() const = 0;

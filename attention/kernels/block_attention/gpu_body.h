@@ -250,8 +250,8 @@ class BlockAttentionBody : protected TileBody<Thread, kHeadDim> {
   // registers.
 
   // Bit i: is the key of element i visible to its query? Elements with the same i % 4 share a row
-  // and advance by 8 columns, so the visible ones follow from the first and last visible column;
-  // only a mask is read element by element.
+  // and advance by 8 columns, so the visible ones follow from the first and last visible column. A
+  // mask of keys is read by the whole warp, other masks element by element. All lanes call it.
   template <bool kKeysAreRows>
   BIRKHOFF_DEVICE std::uint32_t visible_pairs(const TilePair& pair) const {
     if (!pair.diagonal && pair.mask == nullptr && pair.num_queries == kTileRows &&
@@ -286,7 +286,7 @@ class BlockAttentionBody : protected TileBody<Thread, kHeadDim> {
     }
     return bits;
   }
-  // The same for a mask that all queries share: the warp reads it once.
+  // Bit i: does a mask that all queries share show the key of element i? All lanes call it.
   template <bool kKeysAreRows>
   BIRKHOFF_DEVICE std::uint32_t visible_keys(const TilePair& pair) const {
     std::uint32_t seen[2], bits = 0;  // seen: of keys 0 to 31 and 32 to 63

@@ -1,4 +1,5 @@
-// Sums and means over blocks of tokens in one pass, with gradients: the input of the SortNet.
+// Sums and means over blocks of tokens in one pass, and their first tokens, with gradients: the
+// input of the SortNet.
 // Legend: B batch, L tokens, N blocks, b tokens of a block, C channels.
 #pragma once
 
@@ -35,9 +36,10 @@ PathChoice choose_path(const at::Tensor& x_BLC, Path limit);
 // number of threads, and CPU and GPU give the same bits.
 at::Tensor pool_blocks(const at::Tensor& x_BLC, const BlockPooling& pooling);
 
-// x, and the first token of each block in fp64 for fp64 and otherwise in fp32. For callers that use
-// the returned x instead of x: its gradient becomes the one of x in place, with that of first_BNC
-// added to some rows. Autograd would fill a tensor like x with zeros, and add all of it.
+// x, and the first token of each block, in fp64 for fp64 and otherwise in fp32. Callers use the
+// returned x from then on. Its gradient becomes that of x: the gradients of first tokens are added
+// to some of its rows, in place if nothing else holds it. For a slice, autograd would fill a tensor
+// like x with zeros and add all of it.
 struct FirstTokens {
   at::Tensor x_BLC, first_BNC;
 };

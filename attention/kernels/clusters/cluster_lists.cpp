@@ -39,7 +39,8 @@ struct ListedSlots {
   }
 };
 
-// bool [B, H, L]: rows each of whose slots is the first of its segment, also of rows without one.
+// bool [B, H, L]: whether each slot of a row is the first of its segment. True for rows without
+// slots, whose positions are not read.
 at::Tensor are_always_first(const RowLists& lists) {
   const at::Tensor starts_BHG = at::constant_pad_nd(lists.ends_BHG, {1, -1});
   const at::Tensor first_row_BHG =

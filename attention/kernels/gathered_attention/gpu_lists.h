@@ -38,8 +38,9 @@ struct GpuHeadLists {
   }
   BIRKHOFF_DEVICE int first_of(int segment) const { return segment == 0 ? 0 : ends[segment - 1]; }
   BIRKHOFF_DEVICE int row(int slot) const { return row_of[slot]; }
-  // The segment of a used slot: the first that ends after it. A warp searches: all lanes call it,
-  // with ballot(x), whose bit i is lane i's x. 1,024 segments take two dependent loads.
+  // The segment of a used slot: the first that ends after it. The warp searches: all its lanes call
+  // this, with ballot(x), whose bit i is lane i's x. Each round loads from 32 segments at once and
+  // leaves a 32nd of them.
   template <typename Ballot>
   BIRKHOFF_DEVICE int segment_of(int slot, int segments, int lane, Ballot ballot) const {
     int first = 0;  // no segment before it ends after the slot
@@ -47,7 +48,7 @@ struct GpuHeadLists {
       step = (count + 31) / 32;
       const int last = first + (lane + 1) * step - 1;  // of the lane's part
       first += step * num_bits(ballot(last < segments && ends[last] <= slot));
-      if (step == 1) return first;
+      if (step <= 1) return first;
     }
   }
   // p of DistanceBand.

@@ -128,11 +128,11 @@ void set_masks(const Blocks& blocks, const SortedBlocks& in, SortedKeys& sorted)
     sorted.queries_BHNb1 =
         and_defined(sorted.queries_BHNb1, in_document_BNb.unsqueeze(1).unsqueeze(4));
   }
-  if (sorted.queries_BHNb1.defined()) {
-    sorted.mask_BHNbb = sorted.queries_BHNb1.expand({-1, -1, -1, block, block});
-  }
+  sorted.mask_BHNbb = sorted.queries_BHNb1;
   // Queries see sorted keys at positions up to their own.
-  if (in.leaky) sorted.mask_BHNbb = sorted.mask_BHNbb.tril();
+  if (in.leaky) {
+    sorted.mask_BHNbb = sorted.mask_BHNbb.expand({-1, -1, -1, block, block}).tril();
+  }
 }
 
 // Kernels that leave padding out get weights divided by the existing share; for others keys are

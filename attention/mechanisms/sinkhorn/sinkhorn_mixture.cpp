@@ -36,6 +36,8 @@ class SinkhornMixtureMechanism final : public Mechanism {
     return output;
   }
 
+  std::int64_t first_tokens() const override { return sinkhorn_.first_tokens(); }
+
   MechanismTraits traits() const override {
     MechanismTraits traits = sinkhorn_.traits();
     traits.convex = false;   // the sum of two means

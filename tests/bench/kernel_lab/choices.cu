@@ -14,11 +14,14 @@ using Element = __nv_bfloat16;
 constexpr int kBatch = 4, kHeads = 16, kHeadDim = 64;
 constexpr std::int64_t kAllHeads = kBatch * kHeads;
 
-template <typename Value>
-Array<std::int32_t> filled(std::int64_t size, Value value) {
+// Numbers below `count`.
+Array<std::int32_t> random_numbers(std::int64_t size, int count, std::uint64_t seed) {
   const Array<std::int32_t> made(size);
   std::int32_t* to = made.get();
-  for_each(size, [=] __device__(std::int64_t i) { to[i] = static_cast<std::int32_t>(value(i)); });
+  for_each(size, [=] __device__(std::int64_t i) {
+    to[i] = static_cast<std::int32_t>(mixed(mixed(seed) ^ static_cast<std::uint64_t>(i)) %
+                                      static_cast<std::uint64_t>(count));
+  });
   return made;
 }
 
@@ -89,14 +92,21 @@ Distance distance_of_choice(const ChoiceShape& s, const ChoiceTensors& t) {
       return static_cast<float>(sum);
     };
     const int earlier = static_cast<int>(i % rows) / block;
+    // Blocks in the order of their products, then of their numbers.
     float last = INFINITY;
+    int last_block = -1;
     for (int c = 0; c < chosen; ++c) {
       float largest = -INFINITY;
+      int of_largest = -1;
       for (int n = 0; n < earlier; ++n) {
         const float x = product(n);
-        if (x < last) largest = fmaxf(largest, x);
+        const bool is_next = x < last || (x == last && n > last_block);
+        if (!is_next || x <= largest) continue;
+        largest = x;
+        of_largest = n;
       }
       last = largest;
+      last_block = of_largest;
       const int n = result[i * chosen + c];
       bool valid = c < earlier ? n >= 0 && n < earlier : n == -1;
       for (int other = 0; other < c && n >= 0; ++other) {
@@ -123,8 +133,11 @@ void choice(Lab& lab, const ChoiceShape& s) {
   each.launch = [=](int i, cudaStream_t stream) {
     launch_block_choice(copies[static_cast<std::size_t>(i)].params, stream);
   };
-  each.outputs = {{"products of the chosen", [=] { first.result.poison(); },
-                   [=] { return checksum(first.result); },
+  const auto poison = [=] {
+    cuda_check(cudaMemset(first.result.get(), 0x7f, static_cast<std::size_t>(first.result.bytes())),
+               "cudaMemset");
+  };
+  each.outputs = {{"products of the chosen", poison, [=] { return checksum(first.result); },
                    [=] { return distance_of_choice(s, first); }, [] { return Distance{}; },
                    0x1p-18f}};
   lab.run(each);
@@ -136,13 +149,10 @@ void counts(Lab& lab, int rows, int clusters) {
   const std::string shape = "L " + std::to_string(rows) + ", K " + std::to_string(clusters);
   if (!lab.wants("cluster counts", shape)) return;
   constexpr int kCompared = 8;
-  const std::int64_t compared = (rows + kCompared - 1) / kCompared;
-  const Array<std::int32_t> cluster = filled(
-                                kAllHeads * rows,
-                                [=] __device__(std::int64_t i) { return mixed(i) % clusters; }),
-                            before = filled(
-                                kAllHeads * compared,
-                                [=] __device__(std::int64_t i) { return mixed(i + 7) % clusters; }),
+  const std::int64_t compared = (rows + kCompared - 1) / kCompared,
+                     bytes = 4 * kAllHeads * (rows + compared), copies = lab.copies(bytes);
+  const Array<std::int32_t> cluster = random_numbers(copies * kAllHeads * rows, clusters, 1),
+                            before = random_numbers(copies * kAllHeads * compared, clusters, 2),
                             result(kAllHeads * kNumClusterFigures);
   const Float idle = Float(std::int64_t{kHeads} * clusters).fill_random(3);
   const ClusterCountsParams params{.batch = kBatch,
@@ -182,11 +192,13 @@ void counts(Lab& lab, int rows, int clusters) {
     });
     return distance(seen, exact);
   };
-  Case each{"cluster counts", shape, static_cast<double>(cluster.bytes() + before.bytes()), 0,
-            cluster.bytes()};
-  each.launch = [=](int, cudaStream_t stream) {
-    (void)cluster, (void)before, (void)idle;
-    launch_cluster_counts(params, stream);
+  Case each{"cluster counts", shape, static_cast<double>(bytes), 0, bytes};
+  each.launch = [=](int i, cudaStream_t stream) {
+    (void)idle;
+    ClusterCountsParams copy = params;
+    copy.cluster = cluster.get() + i * kAllHeads * rows;
+    copy.before = before.get() + i * kAllHeads * compared;
+    launch_cluster_counts(copy, stream);
   };
   each.outputs = {{"counts", [=] { result.poison(); }, [=] { return checksum(result); }, compare,
                    [] { return Distance{}; }, 0x1p-22f}};

@@ -196,9 +196,19 @@ void activation(Lab& lab, ActivationKind kind, const char* name, std::int64_t ro
                           .d_y = d_y.get(),
                           .d_x = d_x.get(),
                           .partials = nullptr};
-  const Float partials(params.parts() * columns);
+  const Float partials(params.parts() * columns), exact_partials(partials.size());
   params.partials = partials.get();
   solve_activation(params, exact_y, exact_d_x);
+  const float* from = exact_d_x.get();
+  float* to = exact_partials.get();
+  for_each(partials.size(), [=] __device__(std::int64_t i) {
+    const std::int64_t first = i / columns * ActivationParams::kPartRows;
+    double sum = 0;
+    for (std::int64_t row = first; row < rows && row < first + ActivationParams::kPartRows; ++row) {
+      sum += from[row * columns + i % columns];
+    }
+    to[i] = static_cast<float>(sum);
+  });
   solve_activation(params, rounded_y, rounded_d_x);
   Case forwards{forward, shape, 2.0 * static_cast<double>(size + wide), 0, 2 * (size + wide)};
   forwards.launch = [=](int, cudaStream_t stream) {
@@ -213,7 +223,9 @@ void activation(Lab& lab, ActivationKind kind, const char* name, std::int64_t ro
     (void)bias, (void)partials;
     launch_activation_backward(params, stream);
   };
-  backwards.outputs = {output("d_x", d_x, exact_d_x, rounded_d_x)};
+  backwards.outputs = {output("d_x", d_x, exact_d_x, rounded_d_x),
+                       output("parts of d_bias", partials, exact_partials, exact_partials)};
+  backwards.outputs[1].epsilon = 0x1p-18f;  // sums of 256 rows
   if (lab.wants(backward, shape)) lab.run(backwards);
 }
 
@@ -227,11 +239,15 @@ void block_pool(Lab& lab, std::int64_t batch, std::int64_t tokens, std::int64_t 
   const std::int64_t size = batch * tokens * channels, blocks = tokens / kBlock,
                      features = batch * blocks * channels;
   const Half x = Half(size).fill_random(1), d_x(size), rounded(size);
-  const Float divisor(batch * blocks), d_psi = Float(features).fill_random(2), psi(features),
-                                       later(features), exact(features), exact_d_x(size);
-  float* to_divisor = divisor.get();
+  const Float divisor(batch * blocks), d_psi(features), psi(features), later(features),
+      exact(features), exact_d_x(size);
+  float *to_divisor = divisor.get(), *to_d_psi = d_psi.get();
   for_each(divisor.size(), [=] __device__(std::int64_t i) {
     to_divisor[i] = static_cast<float>(i % blocks * kBlock + 1);
+    // So that all blocks have gradients of one size.
+    for (std::int64_t c = 0; c < channels; ++c) {
+      to_d_psi[i * channels + c] = to_divisor[i] * random_value(2, i * channels + c);
+    }
   });
   const BlockPoolParams params{.dtype = KernelDtype::kBFloat16,
                                .vectors = true,
@@ -276,7 +292,7 @@ void block_pool(Lab& lab, std::int64_t batch, std::int64_t tokens, std::int64_t 
     launch_block_pool(params, stream);
   };
   forwards.outputs = {output("psi", psi, exact, exact)};
-  forwards.outputs[0].epsilon = 0x1p-18f;  // a sum of thousands of tokens
+  forwards.outputs[0].epsilon = 0x1p-18f;  // a sum of hundreds of tokens
   if (lab.wants(forwards.kernel, shape)) lab.run(forwards);
   Case backwards{"block pooling backward", shape, 2.0 * static_cast<double>(size), 0, 2 * size};
   backwards.launch = [=](int, cudaStream_t stream) {
@@ -343,7 +359,7 @@ void cases(Lab& lab) {
   residual_norm(lab, 65536, 512);
   activation(lab, ActivationKind::kGelu, "GELU", 65536, 2048);
   activation(lab, ActivationKind::kGeglu, "GEGLU", 65536, 2048);
-  block_pool(lab, 64, 1024, 512);
+  block_pool(lab, 128, 1024, 512);
   chunk_sums(lab, 52 << 20);
   adamw(lab, 52 << 20);
 }
