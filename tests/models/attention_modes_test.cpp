@@ -9,6 +9,7 @@
 
 #include "cluster/base/error.h"
 #include "model_fixture.h"
+#include "models/transformer/forward_record.h"
 #include "tests/attention/mechanisms/mechanism_cases.h"
 
 namespace birkhoff {
@@ -159,6 +160,25 @@ TEST(Models, UniformStartsWhereOtherModesDoButHasNoSortNet) {
   EXPECT_THAT(only_prefix, ::testing::Each(::testing::HasSubstr(".sort_net.")));
   EXPECT_EQ(only_prefix.size(), 4U);  // one weight and one bias per layer
   EXPECT_EQ(uniform->parameters().list().size() + 4, prefix->parameters().list().size());
+}
+
+// Tensor-parallel ranks do without, and tensor_parallel_test compares their gradients.
+TEST(Models, LayersTakeTheFirstTokensOfSortNetsForGradients) {
+  const TestModel model = make_test_model(
+      "attention { group { heads: 1 mechanism { sinkhorn { block: 4 } } }"
+      " group { heads: 1 mechanism { sinkhorn { block: 8 pooling: mean } } } }");
+  for (const bool differentiated : {true, false}) {
+    const at::AutoGradMode mode(differentiated);
+    const ForwardRecord record;
+    model->logits(with_inputs(test_ids(2, kTokens, 3)), {});
+    ASSERT_EQ(record.attentions.size(), 4u);  // two groups of two layers
+    for (std::size_t i = 0; i < 4; ++i) {
+      const at::Tensor& first_BNC = record.attentions[i].in.first_x_BNC;
+      ASSERT_EQ(first_BNC.defined(), differentiated && i % 2 == 0);
+      if (!first_BNC.defined()) continue;
+      EXPECT_TRUE(at::equal(first_BNC, record.attentions[i].in.x_q_BLC.slice(1, 0, kTokens, 4)));
+    }
+  }
 }
 
 // The documents meet at a block boundary. A learned SortNet numbers source blocks from the start of
