@@ -54,6 +54,7 @@ class PollPause {
     const Clock::time_point now = Clock::now();
     const bool awaited = queue_.awaited();
     if (!waits_ || awaited != awaited_) start_ = now;
+    if (awaited && !awaited_) shares_core_ = false;  // the thread that now waits had the core
     waits_ = true;
     awaited_ = awaited;
     const Patience& patience = awaited ? kAwaited : kWhileOthersCompute;

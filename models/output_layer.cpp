@@ -79,7 +79,8 @@ at::Tensor OutputLayer::head_weight() const {
 
 at::Tensor OutputLayer::part_of_logits(const at::Tensor& x, const TokenSlices& tokens) const {
   const ParameterUse use(parameters_, units_);
-  return use.output(tokens.gather_linear(lowered(parts_[0], x), head_weight(), {}).y_BTO);
+  return use.output(
+      tokens.gather_linear(lowered(parts_[0], x), head_weight(), {}, /*used_once=*/false).y_BTO);
 }
 
 at::Tensor OutputLayer::log_probabilities(const at::Tensor& x_BTC) const {

@@ -1,19 +1,25 @@
 #include "models/parallel/token_slices.h"
 
+#include <ATen/OpMathType.h>
 #include <ATen/TensorOperators.h>
+#include <ATen/ops/addmm.h>
 #include <ATen/ops/constant_pad_nd.h>
 #include <ATen/ops/empty.h>
-#include <ATen/ops/linear.h>
-#include <ATen/ops/matmul.h>
+#include <ATen/ops/empty_like.h>
+#include <ATen/ops/mm.h>
+#include <c10/core/GradMode.h>
 #include <torch/csrc/autograd/custom_function.h>
 
 #include <algorithm>
 #include <cstdint>
+#include <vector>
 
 #include "cluster/base/collectives/process_group.h"
 #include "cluster/base/error.h"
+#include "cluster/base/interval.h"
 #include "cluster/base/tensors/rounded_linear.h"
 #include "cluster/base/tensors/second_gradient.h"
+#include "models/parallel/deferred_gradients.h"
 #include "models/parallel/saved_group.h"
 
 namespace birkhoff {
@@ -33,6 +39,10 @@ at::Tensor all_gather_rows(ProcessGroup& group, const at::Tensor& x_nC, const ch
   return x_NC;
 }
 
+at::Tensor rows(const at::Tensor& x_NC, const Interval& range) {
+  return x_NC.narrow(0, range.begin, range.size());
+}
+
 // A sum of the rows of all ranks, and its slice, which is defined once the work is done.
 struct PendingSum {
   at::Tensor x_NC, slice_nC;
@@ -50,38 +60,100 @@ at::Tensor sum_rows(ProcessGroup& group, const at::Tensor& x_NC) {
   return sum.slice_nC;
 }
 
-// all_gather_rows(), whose backward pass is sum_rows(), or with `gathers` false the reverse.
-template <bool gathers>
-struct ExchangeRows : torch::autograd::Function<ExchangeRows<gathers>> {
-  static at::Tensor exchange(bool gather, ProcessGroup& group, const at::Tensor& x) {
-    return gather ? all_gather_rows(group, x, kGatheredRows) : sum_rows(group, x);
-  }
-  static at::Tensor forward(AutogradContext* context, const at::Tensor& x, ProcessGroup* group) {
+// The gradients of sum_rows()'s inputs. Deferred gradients are computed in the meantime.
+at::Tensor gather_gradients(ProcessGroup& group, const at::Tensor& d_y_nC) {
+  at::Tensor d_y_NC = at::empty({group.size() * d_y_nC.size(0), d_y_nC.size(1)}, d_y_nC.options());
+  const at::Tensor mine_nC = d_y_nC.contiguous();
+  const auto gather = group.all_gather_async(d_y_NC, mine_nC, kGatheredRows);
+  compute_deferred_gradients();
+  gather->wait();
+  return d_y_NC;
+}
+
+// all_gather_rows(), whose backward pass is sum_rows().
+struct GatherRows : torch::autograd::Function<GatherRows> {
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& x_nC, ProcessGroup* group) {
     save_group(context, group);
-    return exchange(gathers, *group, x);
+    return all_gather_rows(*group, x_nC, kGatheredRows);
   }
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
     refuse_second_gradient();
-    return {exchange(!gathers, *saved_group(context), gradients[0]), at::Tensor()};
+    return {sum_rows(*saved_group(context), gradients[0]), at::Tensor()};
   }
 };
 
-// Returns y [N, O] and x [N, C]. The rows of x behind the last token are gathered, too. `bias`:
-// none or one.
+// sum_rows(), whose backward pass gathers.
+struct SumRows : torch::autograd::Function<SumRows> {
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& x_NC, ProcessGroup* group) {
+    save_group(context, group);
+    return sum_rows(*group, x_NC);
+  }
+  static variable_list backward(AutogradContext* context, const variable_list& gradients) {
+    refuse_second_gradient();
+    return {gather_gradients(*saved_group(context), gradients[0]), at::Tensor()};
+  }
+};
+
+void require_gradient(const at::Tensor& x) {
+  require(x.requires_grad(), "without a gradient of its input, a product has no backward pass");
+}
+void defer_weight_gradient(const at::Tensor& weight_OI, const at::Tensor& d_y_NO,
+                           const at::Tensor& x_NI) {
+  defer_gradient(weight_OI, [d_y_NO, x_NI, dtype = weight_OI.scalar_type()] {
+    return weight_gradient(d_y_NO, x_NI, dtype);
+  });
+}
+
+// y = x weight^T + bias, for some rows at a time. bias: may be undefined.
+struct RowProduct {
+  at::Tensor weight_OI, bias_O;
+
+  at::Tensor output(std::int64_t num_rows) const {
+    return at::empty({num_rows, weight_OI.size(0)}, weight_OI.options());
+  }
+  void compute(at::Tensor y_nO, const at::Tensor& x_nI) const {
+    if (bias_O.defined()) {
+      at::addmm_out(y_nO, bias_O, x_nI, weight_OI.t());
+    } else {
+      at::mm_out(y_nO, x_nI, weight_OI.t());
+    }
+  }
+  // The rows of x that are not `mine`, into the same rows of y.
+  void compute_others(const at::Tensor& y_NO, const at::Tensor& x_NI, const Interval& mine) const {
+    for (const Interval& range : {Interval{0, mine.begin}, Interval{mine.end, x_NI.size(0)}}) {
+      if (range.size() > 0) compute(rows(y_NO, range), rows(x_NI, range));
+    }
+  }
+};
+
+// In both products below a rank computes its own rows while those of other ranks are on their way.
+
+// Returns y [N, O] and x [N, C]. The rows of x behind the last token are gathered, too.
+// seen: the weight unless its gradient is deferred, and the bias if there is one. Autograd does not
+// see the weight through a pointer.
 struct GatherLinear : torch::autograd::Function<GatherLinear> {
   static variable_list forward(AutogradContext* context, const at::Tensor& x_nC,
-                               const at::Tensor& weight_OC, at::TensorList bias_O,
+                               const at::Tensor* weight_OC, at::TensorList seen, bool defers,
                                ProcessGroup* group) {
     save_group(context, group);
     context->set_materialize_grads(false);  // x_NC may be unused
-    const at::Tensor rounded_OC = weight_OC.to(x_nC.scalar_type());
-    context->save_for_backward({x_nC, rounded_OC});
-    context->saved_data["dtype"] = weight_OC.scalar_type();
-    context->saved_data["bias"] = !bias_O.empty();
-    const at::Tensor x_NC = all_gather_rows(*group, x_nC, kProductRows);
-    const auto bias =
-        bias_O.empty() ? std::nullopt : std::optional(bias_O[0].to(x_nC.scalar_type()));
-    return {at::linear(x_NC, rounded_OC, bias), x_NC};
+    const at::Tensor rounded_OC = weight_OC->to(x_nC.scalar_type());
+    context->save_for_backward({x_nC, rounded_OC, *weight_OC});
+    const bool has_bias = seen.size() > (defers ? 0 : 1);
+    context->saved_data["defers"] = defers;
+    context->saved_data["bias"] = has_bias;
+    const RowProduct product{rounded_OC,
+                             has_bias ? seen.back().to(x_nC.scalar_type()) : at::Tensor()};
+    const at::Tensor mine_nC = x_nC.contiguous();
+    const std::int64_t num_mine = x_nC.size(0), num_rows = group->size() * num_mine;
+    at::Tensor x_NC = at::empty({num_rows, x_nC.size(1)}, x_nC.options());
+    const auto gather = group->all_gather_async(x_NC, mine_nC, kProductRows);
+    const Interval mine{group->rank() * num_mine, (group->rank() + 1) * num_mine};
+    at::Tensor y_NO = product.output(num_rows);
+    product.compute(rows(y_NO, mine), mine_nC);
+    gather->wait();
+    product.compute_others(y_NO, x_NC, mine);
+    return {y_NO, x_NC};
   }
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
     refuse_second_gradient();
@@ -92,16 +164,71 @@ struct GatherLinear : torch::autograd::Function<GatherLinear> {
     at::Tensor x_NC = at::empty({group.size() * x_nC.size(0), x_nC.size(1)}, x_nC.options());
     const at::Tensor mine_nC = x_nC.contiguous();
     const auto gather = group.all_gather_async(x_NC, mine_nC, kProductRows);
-    at::Tensor d_x_NC = at::matmul(d_y_NO, weight_OC);
-    if (gradients[1].defined()) d_x_NC.add_(gradients[1]);
+    const at::Tensor d_x_NC = gradients[1].defined() ? at::addmm(gradients[1], d_y_NO, weight_OC)
+                                                     : at::mm(d_y_NO, weight_OC);
     gather->wait();
     const PendingSum sum = start_sum(group, d_x_NC);
-    const at::ScalarType dtype = context->saved_data["dtype"].toScalarType();
-    variable_list result{sum.slice_nC, weight_gradient(d_y_NO, x_NC, dtype)};
+    compute_deferred_gradients();
+    const at::Tensor& parameter = saved[2];
+    const at::ScalarType dtype = parameter.scalar_type();
+    variable_list result{sum.slice_nC, {}};  // none for the pointer
+    if (context->saved_data["defers"].toBool()) {
+      defer_weight_gradient(parameter, d_y_NO, x_NC);
+    } else {
+      result.push_back(weight_gradient(d_y_NO, x_NC, dtype));
+    }
     if (context->saved_data["bias"].toBool()) result.push_back(bias_gradient(d_y_NO, dtype));
-    result.emplace_back();  // none for `group`
+    result.resize(result.size() + 2);  // none for `defers` and `group`
     sum.work->wait();
     return result;
+  }
+};
+
+// The slice [n, O] of the sum over ranks of x [B, T, I] weight^T, which is filled up to num_rows.
+struct LinearSum : torch::autograd::Function<LinearSum> {
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& x_BTI,
+                            const at::Tensor* weight_OI, ProcessGroup* group,
+                            std::int64_t num_rows) {
+    save_group(context, group);
+    const at::Tensor x_NI = x_BTI.flatten(0, 1);
+    const at::Tensor rounded_OI = weight_OI->to(x_BTI.scalar_type());
+    context->save_for_backward({x_NI, rounded_OI, *weight_OI});
+    context->saved_data["tokens"] = x_BTI.size(1);
+    const RowProduct product{rounded_OI, {}};
+    const std::int64_t num_tokens = x_NI.size(0), num_mine = num_rows / group->size(),
+                       num_earlier = group->rank() * num_mine;
+    const Interval mine{std::min(num_tokens, num_earlier),
+                        std::min(num_tokens, num_earlier + num_mine)},
+        after{mine.end, num_tokens};
+    at::Tensor sent_NO = product.output(num_rows - num_mine);
+    if (num_tokens < num_rows) sent_NO.zero_();
+    product.compute(rows(sent_NO, {0, mine.begin}), rows(x_NI, {0, mine.begin}));
+    product.compute(rows(sent_NO, {num_earlier, num_earlier + after.size()}), rows(x_NI, after));
+    // Not a reduce_scatter: it would need this rank's own term, which is computed meanwhile.
+    std::vector<std::int64_t> counts(static_cast<std::size_t>(group->size()),
+                                     num_mine * sent_NO.size(1));
+    counts[static_cast<std::size_t>(group->rank())] = 0;
+    const at::Tensor received_NO = at::empty_like(sent_NO);
+    const auto exchange = group->all_to_all_async(received_NO.view({-1}), counts,
+                                                  sent_NO.view({-1}), counts, kSummedRows);
+    at::Tensor sum_nO = product.output(num_mine);
+    product.compute(rows(sum_nO, {0, mine.size()}), rows(x_NI, mine));
+    rows(sum_nO, {mine.size(), num_mine}).zero_();
+    exchange->wait();
+    if (group->size() == 2) return sum_nO.add_(received_NO);
+    // A sum in bf16 is rounded once, at the end.
+    const at::ScalarType wide = at::toOpMathType(sum_nO.scalar_type());
+    return sum_nO.add_(received_NO.unflatten(0, {-1, num_mine}).sum(0, /*keepdim=*/false, wide));
+  }
+  static variable_list backward(AutogradContext* context, const variable_list& gradients) {
+    refuse_second_gradient();
+    const at::Tensor d_filled_NO = gather_gradients(*saved_group(context), gradients[0]);
+    const variable_list saved = context->get_saved_variables();
+    const at::Tensor& x_NI = saved[0];
+    const at::Tensor d_y_NO = d_filled_NO.narrow(0, 0, x_NI.size(0));
+    defer_weight_gradient(saved[2], d_y_NO, x_NI);
+    const std::int64_t tokens = context->saved_data["tokens"].toInt();
+    return {at::mm(d_y_NO, saved[1]).unflatten(0, {-1, tokens}), {}, {}, {}};
   }
 };
 
@@ -134,7 +261,7 @@ at::Tensor TokenSlices::of_tokens(const at::Tensor& x_NC) const {
 
 at::Tensor TokenSlices::gather(const at::Tensor& x_nC) const {
   if (!divided() || !x_nC.defined()) return x_nC;
-  return of_tokens(ExchangeRows<true>::apply(x_nC, group_));
+  return of_tokens(GatherRows::apply(x_nC, group_));
 }
 
 at::Tensor TokenSlices::sum(const at::Tensor& part_BTC) const {
@@ -143,14 +270,30 @@ at::Tensor TokenSlices::sum(const at::Tensor& part_BTC) const {
   if (const std::int64_t missing = group_->size() * slice_ - rows_NC.size(0); missing > 0) {
     rows_NC = at::constant_pad_nd(rows_NC, {0, 0, 0, missing});
   }
-  return ExchangeRows<false>::apply(rows_NC, group_);
+  return SumRows::apply(rows_NC, group_);
+}
+
+at::Tensor TokenSlices::linear_sum(const at::Tensor& x_BTI, const at::Tensor& weight_OI) const {
+  require(divided(), "inputs are split between the ranks of a tensor axis");
+  if (!c10::GradMode::is_enabled()) return sum(rounded_linear(x_BTI, weight_OI, {}));
+  require_gradient(x_BTI);
+  return LinearSum::apply(x_BTI, &weight_OI, group_, group_->size() * slice_);
 }
 
 TokenSlices::Product TokenSlices::gather_linear(const at::Tensor& x_nC, const at::Tensor& weight_OC,
-                                                const at::Tensor& bias_O) const {
+                                                const at::Tensor& bias_O, bool used_once) const {
   if (!divided()) return {rounded_linear(x_nC, weight_OC, bias_O), x_nC};
-  const at::TensorList bias = bias_O.defined() ? at::TensorList(bias_O) : at::TensorList();
-  const variable_list products = GatherLinear::apply(x_nC, weight_OC, bias, group_);
+  if (!c10::GradMode::is_enabled()) {
+    // One product: those of decoding have few rows.
+    const at::Tensor x_BTC = gather(x_nC);
+    return {rounded_linear(x_BTC, weight_OC, bias_O), x_BTC};
+  }
+  require_gradient(x_nC);
+  std::vector<at::Tensor> seen;
+  if (!used_once) seen.push_back(weight_OC);
+  if (bias_O.defined()) seen.push_back(bias_O);
+  const variable_list products =
+      GatherLinear::apply(x_nC, &weight_OC, at::TensorList(seen), used_once, group_);
   return {of_tokens(products[0]), of_tokens(products[1])};
 }
 

@@ -31,7 +31,7 @@ class TokenSlices {
 
   // This rank's rows [n, C] of a tensor [B, T, C], or [n] of [B, T], which each rank has. Local.
   at::Tensor mine(const at::Tensor& x_BTC) const;
-  // [B, T, C] from the slices [n, C] of all ranks. The three functions below are collective over
+  // [B, T, C] from the slices [n, C] of all ranks. The functions below are collective over
   // the group, as are their backward passes.
   at::Tensor gather(const at::Tensor& x_nC) const;
   // The slice [n, C] of the sum over ranks of [B, T, C].
@@ -40,11 +40,16 @@ class TokenSlices {
   struct Product {
     at::Tensor y_BTO, x_BTC;
   };
+  // Where gradients are recorded, x of the two products below must need one. The gradient of a
+  // weight that the model uses only once, a leaf, is deferred until a later backward pass of
+  // linear_sum(), gather_linear() or sum() (models/parallel/deferred_gradients.h).
+  //
   // x = gather(x_nC) and y = rounded_linear(x, weight, bias). The backward pass gathers x again
-  // instead of keeping it, and computes the gradient of the weight while the gradient of x is
-  // summed.
+  // instead of keeping it.
   Product gather_linear(const at::Tensor& x_nC, const at::Tensor& weight_OC,
-                        const at::Tensor& bias_O) const;
+                        const at::Tensor& bias_O, bool used_once) const;
+  // sum(rounded_linear(x, weight)) of a weight that is used once. Only if divided().
+  at::Tensor linear_sum(const at::Tensor& x_BTI, const at::Tensor& weight_OI) const;
 
   // philox_dropout() of a slice [n, C], and of this rank's part of a tensor [B, T, columns] whose
   // columns are divided evenly: the bits of the whole tensor's.

@@ -99,20 +99,21 @@ Linear::Linear(const configs::Model& config, WeightRole role, std::int64_t input
 
 at::Tensor Linear::operator()(const at::Tensor& x, const TokenSlices& tokens) const {
   if (split_ != LinearSplit::kInputs) return gathered(x, tokens).y_BTO;
-  const at::Tensor x_BTI = rounded(x);
+  const at::Tensor y_nO = sum_of_products(rounded(x), tokens);
+  return bias_O.defined() ? y_nO + rounded(bias_O) : y_nO;
+}
+
+at::Tensor Linear::sum_of_products(const at::Tensor& x_BTI, const TokenSlices& tokens) const {
+  if (weights_OI.size() == 1) return tokens.linear_sum(x_BTI, weights_OI[0]);
   at::Tensor part_BTO;
   std::int64_t first = 0;
   for (const at::Tensor& weight_OI : weights_OI) {
     const std::int64_t width = weight_OI.size(1);
-    // The backward pass of narrow() fills and copies a tensor.
-    const bool is_whole = width == x_BTI.size(-1);
-    const at::Tensor y =
-        rounded_linear(is_whole ? x_BTI : x_BTI.narrow(-1, first, width), weight_OI, {});
+    const at::Tensor y = rounded_linear(x_BTI.narrow(-1, first, width), weight_OI, {});
     part_BTO = part_BTO.defined() ? part_BTO + y : y;
     first += width;
   }
-  const at::Tensor y_nO = tokens.sum(part_BTO);
-  return bias_O.defined() ? y_nO + rounded(bias_O) : y_nO;
+  return tokens.sum(part_BTO);
 }
 
 at::Tensor Linear::outputs_from(std::int64_t first, const at::Tensor& x) const {
@@ -127,7 +128,8 @@ TokenSlices::Product Linear::product(const at::Tensor& x, const TokenSlices& tok
                                      const at::Tensor& bias) const {
   const bool whole = split_ == LinearSplit::kNone;
   TokenSlices::Product product =
-      (whole ? TokenSlices() : tokens).gather_linear(rounded(x), weights_OI[0], bias);
+      (whole ? TokenSlices() : tokens)
+          .gather_linear(rounded(x), weights_OI[0], bias, /*used_once=*/true);
   if (whole) product.x_BTC = x;
   return product;
 }

@@ -60,7 +60,7 @@ inline std::int64_t noise_number(NoiseLayers layers, std::int64_t number) {
 enum class LinearSplit { kNone = -1, kOutputs = 0, kInputs = 1 };
 
 // y[..., O] = x[..., I] weight[O, I]^T + bias[O], in the parameters' compute dtype
-// (cluster/base/tensors/rounded_linear.h).
+// (cluster/base/tensors/rounded_linear.h). A layer that is split is used at most once in a pass.
 class Linear {
  public:
   // `sections`: the widths of consecutive ranges of the side that is split, each of which is
@@ -88,6 +88,8 @@ class Linear {
 
  private:
   at::Tensor rounded(const at::Tensor& x) const { return x.to(compute_dtype_); }
+  // With split inputs: the slice of y without the bias.
+  at::Tensor sum_of_products(const at::Tensor& x_BTI, const TokenSlices& tokens) const;
   TokenSlices::Product product(const at::Tensor& x, const TokenSlices& tokens,
                                const at::Tensor& bias) const;
 

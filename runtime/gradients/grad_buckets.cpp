@@ -237,8 +237,9 @@ void GradBuckets::begin_use(const std::vector<int>& units) {
 }
 
 void GradBuckets::use_in_backward(const std::vector<int>& units) {
-  // Ranks may finish the gradients of one part in another order, but all finish them before the
-  // part in front of it begins. So all send gradients and gather values in the same order.
+  // Ranks may finish the gradients of one part in another order. But all finish the same ones
+  // before the part in front of it begins: all, or all but those that the part's last exchange
+  // defers. So all send gradients and gather values in the same order.
   launch_ready();
   gathered_->use_in_backward(units);
 }
