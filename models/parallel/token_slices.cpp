@@ -39,6 +39,18 @@ at::Tensor all_gather_rows(ProcessGroup& group, const at::Tensor& x_nC, const ch
   return x_NC;
 }
 
+// The rows of all ranks, which are defined once the work is done, and this rank's.
+struct PendingRows {
+  at::Tensor x_NC, mine_nC;
+  std::unique_ptr<Work> work;
+};
+PendingRows start_gather(ProcessGroup& group, const at::Tensor& x_nC, const char* name) {
+  PendingRows rows{at::empty({group.size() * x_nC.size(0), x_nC.size(1)}, x_nC.options()),
+                   x_nC.contiguous(), nullptr};
+  rows.work = group.all_gather_async(rows.x_NC, rows.mine_nC, name);
+  return rows;
+}
+
 at::Tensor rows(const at::Tensor& x_NC, const Interval& range) {
   return x_NC.narrow(0, range.begin, range.size());
 }
@@ -62,12 +74,10 @@ at::Tensor sum_rows(ProcessGroup& group, const at::Tensor& x_NC) {
 
 // The gradients of sum_rows()'s inputs. Deferred gradients are computed in the meantime.
 at::Tensor gather_gradients(ProcessGroup& group, const at::Tensor& d_y_nC) {
-  at::Tensor d_y_NC = at::empty({group.size() * d_y_nC.size(0), d_y_nC.size(1)}, d_y_nC.options());
-  const at::Tensor mine_nC = d_y_nC.contiguous();
-  const auto gather = group.all_gather_async(d_y_NC, mine_nC, kGatheredRows);
+  const PendingRows gathered = start_gather(group, d_y_nC, kGatheredRows);
   compute_deferred_gradients();
-  gather->wait();
-  return d_y_NC;
+  gathered.work->wait();
+  return gathered.x_NC;
 }
 
 // all_gather_rows(), whose backward pass is sum_rows().
@@ -118,12 +128,6 @@ struct RowProduct {
       at::mm_out(y_nO, x_nI, weight_OI.t());
     }
   }
-  // The rows of x that are not `mine`, into the same rows of y.
-  void compute_others(const at::Tensor& y_NO, const at::Tensor& x_NI, const Interval& mine) const {
-    for (const Interval& range : {Interval{0, mine.begin}, Interval{mine.end, x_NI.size(0)}}) {
-      if (range.size() > 0) compute(rows(y_NO, range), rows(x_NI, range));
-    }
-  }
 };
 
 // In both products below a rank computes its own rows while those of other ranks are on their way.
@@ -144,16 +148,17 @@ struct GatherLinear : torch::autograd::Function<GatherLinear> {
     context->saved_data["bias"] = has_bias;
     const RowProduct product{rounded_OC,
                              has_bias ? seen.back().to(x_nC.scalar_type()) : at::Tensor()};
-    const at::Tensor mine_nC = x_nC.contiguous();
-    const std::int64_t num_mine = x_nC.size(0), num_rows = group->size() * num_mine;
-    at::Tensor x_NC = at::empty({num_rows, x_nC.size(1)}, x_nC.options());
-    const auto gather = group->all_gather_async(x_NC, mine_nC, kProductRows);
+    const PendingRows x = start_gather(*group, x_nC, kProductRows);
+    const std::int64_t num_mine = x_nC.size(0);
     const Interval mine{group->rank() * num_mine, (group->rank() + 1) * num_mine};
-    at::Tensor y_NO = product.output(num_rows);
-    product.compute(rows(y_NO, mine), mine_nC);
-    gather->wait();
-    product.compute_others(y_NO, x_NC, mine);
-    return {y_NO, x_NC};
+    at::Tensor y_NO = product.output(x.x_NC.size(0));
+    product.compute(rows(y_NO, mine), x.mine_nC);
+    x.work->wait();
+    // The other ranks' rows.
+    for (const Interval& range : {Interval{0, mine.begin}, Interval{mine.end, y_NO.size(0)}}) {
+      product.compute(rows(y_NO, range), rows(x.x_NC, range));
+    }
+    return {y_NO, x.x_NC};
   }
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
     refuse_second_gradient();
@@ -161,12 +166,11 @@ struct GatherLinear : torch::autograd::Function<GatherLinear> {
     ProcessGroup& group = *saved_group(context);
     const variable_list saved = context->get_saved_variables();
     const at::Tensor &x_nC = saved[0], &weight_OC = saved[1], &d_y_NO = gradients[0];
-    at::Tensor x_NC = at::empty({group.size() * x_nC.size(0), x_nC.size(1)}, x_nC.options());
-    const at::Tensor mine_nC = x_nC.contiguous();
-    const auto gather = group.all_gather_async(x_NC, mine_nC, kProductRows);
+    const PendingRows gathered = start_gather(group, x_nC, kProductRows);
+    const at::Tensor& x_NC = gathered.x_NC;
     const at::Tensor d_x_NC = gradients[1].defined() ? at::addmm(gradients[1], d_y_NO, weight_OC)
                                                      : at::mm(d_y_NO, weight_OC);
-    gather->wait();
+    gathered.work->wait();
     const PendingSum sum = start_sum(group, d_x_NC);
     compute_deferred_gradients();
     const at::Tensor& parameter = saved[2];
